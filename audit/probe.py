@@ -1,6 +1,6 @@
 """The probe: the order in which operations add, against the height that their bounds assume.
 
-A tree that is higher than declared fails, as do answers that fit no tree, and sums promised in index order that are not.
+A tree that is higher than declared fails, as do answers that fit no tree.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from audit.queries import Calls, Query, Target
 from audit.targets import targets
-from audit.trees import NoTree, chain, depth, reveal
+from audit.trees import NoTree, depth, reveal
 from tlrt._terminal import Progress
 from tlrt.verify.run import Runtime
 
@@ -30,12 +30,9 @@ def _sample_leaves(n: int) -> list[int]:
     return sorted({int(s * (n - 1)) for s in (SAMPLES if n <= MAX_SAMPLED else (0.0, 0.5))})
 
 
-def _measure_height(target: Target, query: Query) -> dict[str, Any]:
+def _measure_height(query: Query) -> dict[str, Any]:
     """The height of one query's tree, whole or as the greatest of some depths."""
     n = query.leaves
-    if target.in_order:
-        chain(n, query.meet)
-        return {"height": max(n - 1, 0), "fan_in": 2, "found": "in index order"}
     if n <= MAX_WHOLE:
         tree = reveal(n, query.meet)
         return {"height": tree.height, "fan_in": tree.fan_in, "found": "whole"}
@@ -86,7 +83,7 @@ def _row(target: Target, calls: Calls, n: int) -> dict[str, Any] | None:
         "leaves": query.leaves, "values": query.values, "declared": query.height, "extra": query.extra,
     }  # fmt: skip
     try:
-        row |= _measure_height(target, query)
+        row |= _measure_height(query)
     except Exception as error:  # a sum that raises on legal numbers is a finding, not the end of the run
         found = str(error) if isinstance(error, NoTree) else f"{type(error).__name__}: {error}"
         return {**row, "height": None, "fan_in": None, "found": found, "verdict": "fail"}

@@ -74,8 +74,6 @@ class Target:
     op: str
     what: str
     build: Callable[[Calls, int], Query | None]
-    #: the row promises this order: one after the other, in index order
-    in_order: bool = False
     #: leaves that make sense; None: the campaign's sizes
     sizes: tuple[int, ...] | None = None
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from audit.queries import ROWS, TARGETS, Target, add_target, columns_of, ones, same
 from tlspec import registry
-from tlspec.bounds import column_height, tree_height
+from tlspec.bounds import column_height, scatter_height, tree_height
 from tlspec.ops import attention, spectral
 
 
@@ -170,18 +170,18 @@ add_target("flash_attention", "gV", _attention_size,
     gradient=True, output=2, height=lambda n: _attention_heights(n)[1] + 2, extra=1,
     read=lambda y, x: undo_mean(same(y.reshape(-1, ROWS).T), x))  # fmt: skip
 
-# ---- sums in a promised order, and the transform -----------------------------------------------------------------------------
+# ---- sums of hits, and the transform ------------------------------------------------------------------------------------------
 
 add_target("scatter_add", "out", lambda n: {"n": ROWS, "k": (n - 1) * ROWS},
     lambda x, v: {"x": x[:, 0], "values": columns_of(x)[1:],
                   "indices": np.tile(np.arange(ROWS, dtype=np.uint32), v["k"] // ROWS)},
-    height=lambda n: n - 1, in_order=True)  # fmt: skip
+    height=lambda n: int(scatter_height(n - 1)))  # fmt: skip
 add_target("scatter_add_rows", "out", lambda n: {"rows": 1, "cols": ROWS, "k": n - 1},
     lambda x, v: {"mat": x[:, 0], "values": columns_of(x)[1:], "indices": np.zeros(v["k"], np.uint32)},
-    height=lambda n: n - 1, in_order=True)  # fmt: skip
+    height=lambda n: int(scatter_height(n - 1)))  # fmt: skip
 add_target("gather_rows", "gmat", lambda n: {"rows": 1, "cols": ROWS, "k": n},
     lambda x, v: {"indices": np.zeros(v["k"], np.uint32), "g": columns_of(x)}, gradient=True,
-    height=lambda n: max(n - 1, 0), in_order=True)  # fmt: skip
+    height=lambda n: int(scatter_height(n)))  # fmt: skip
 add_target(
     "rfft1d_packed", "bin 0", lambda n: {"batch": ROWS, "n": n}, lambda x, v: {"x": x},
     height=lambda n: int(spectral._height(n)),  # type: ignore[no-untyped-call]

@@ -103,13 +103,3 @@ def depth(n: int, leaf: int, meet: Meet) -> int:
     """The number of nodes between a leaf and the root."""
     others = np.array([j for j in range(n) if j != leaf])
     return len(np.unique(meet(np.stack([np.full(others.size, leaf), others], axis=1)))) if others.size else 0
-
-
-def chain(n: int, meet: Meet) -> None:
-    """Raises NoTree unless the leaves are added one after the other, from the first to the last."""
-    pairs = np.array([(j, i) for i in range(n) for j in sorted({0, i // 2, i - 1}) if 0 <= j < i]).reshape(-1, 2)
-    answers = meet(pairs) if len(pairs) else np.zeros(0, np.int64)
-    wrong = np.flatnonzero(answers != pairs.max(axis=1, initial=0) + 1)
-    if wrong.size:
-        j, i = pairs[wrong[0]]
-        raise NoTree(f"leaves {j} and {i} meet at a node of {answers[wrong[0]]} leaves, in index order it has {i + 1}")

@@ -6692,7 +6692,7 @@ def gather_vec_indexed(vec: Buffer, indices: IndexBuffer, n: int, *, out: Buffer
 def gather_vec_bwd(indices: npt.ArrayLike, g: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
     """Vector-Jacobian product of gather_vec.
 
-    gvec[i] = the sum of g[j] over the j with indices[j] = i, from +0 in the order of j; 0 where none is.
+    gvec[i] = the tree sum of g[j] over the j with indices[j] = i, in their order; 0 where none is.
 
     Parameters
     ----------
@@ -6905,7 +6905,7 @@ def gather_rows_indexed(
 def gather_rows_bwd(indices: npt.ArrayLike, g: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
     """Vector-Jacobian product of gather_rows.
 
-    gmat[i, c] = the sum of g[j, c] over the j with indices[j] = i, from +0 in the order of j; 0 where none is.
+    gmat[i, c] = the tree sum of g[j, c] over the j with indices[j] = i, in their order; 0 where none is.
 
     Parameters
     ----------
@@ -7002,7 +7002,9 @@ def gather_rows_bwd_indexed(
 def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | None = None) -> Buffer:
     """A copy of a vector with values added at host indices.
 
-    out[i] = ((x[i] + values[j0]) + values[j1]) + ... over the j with indices[j] = i, in increasing order
+    out[i] = x[i] + sum_j values[j] over the j with indices[j] = i
+
+    The sum is the column tree's: chunks of 128 hits in increasing j, each in four interleaved chains, then the chunks' sums alike.
 
     Parameters
     ----------
@@ -7125,7 +7127,9 @@ def scatter_add_rows(
 ) -> Buffer:
     """A copy of a matrix with rows added at host indices.
 
-    out[i, c] = ((mat[i, c] + values[j0, c]) + values[j1, c]) + ... over the j with indices[j] = i, in increasing order
+    out[i, c] = mat[i, c] + sum_j values[j, c] over the j with indices[j] = i
+
+    The sum is the column tree's: chunks of 128 hits in increasing j, each in four interleaved chains, then the chunks' sums alike.
 
     Parameters
     ----------
@@ -7344,7 +7348,7 @@ def take_axis_bwd(
 ) -> Buffer:
     """Vector-Jacobian product of take_axis.
 
-    gx[o, i, c] = the sum of g[o, j, c] over the j whose index is i, from +0 in the order of j; 0 where none is.
+    gx[o, i, c] = the tree sum of g[o, j, c] over the j whose index is i, in their order; 0 where none is.
 
     Parameters
     ----------
@@ -7403,8 +7407,10 @@ def scatter_add_axis(
 ) -> Buffer:
     """A copy of an array with values added along an axis at indices on the device.
 
-    out[o, i, c] = ((x[o, i, c] + values[o, j0, c]) + values[o, j1, c]) + ... over the j with indices[o, j, c] = i, in increasing
-    order, with 0 for o or c where the indices have that axis of size 1
+    out[o, i, c] = x[o, i, c] + sum_j values[o, j, c] over the j with indices[o, j, c] = i, with 0 for o or c where the indices have
+    that axis of size 1
+
+    The sum is the column tree's: chunks of 128 hits in increasing j, each in four interleaved chains, then the chunks' sums alike.
 
     Parameters
     ----------

@@ -290,6 +290,13 @@ def column_height(rows: int) -> int:
     return height
 
 
+def scatter_height(hits: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Additions behind elements of so many hits: those of the column tree over the hits, and that of their sum to the element."""
+    counts, at = np.unique(hits, return_inverse=True)
+    heights = np.array([column_height(int(n)) + (n > 0) for n in counts], np.int64)
+    return heights[at].reshape(np.shape(hits))
+
+
 def axis_height(length: int, inner: int) -> int:
     """Height of the tree that sums `length` elements which lie `inner` apart: the row tree where they are contiguous."""
     return tree_height(length) if inner == 1 else column_height(length)

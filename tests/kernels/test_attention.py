@@ -54,7 +54,7 @@ def test_threads_have_memory_of_their_own(mode):
 @pytest.mark.parametrize(("n", "d"), [(8, 8), (20, 200), (100, 100)], ids=str)
 def test_gradients_of_a_saturated_softmax_vanish(dev, n, d):
     """Each query attends to one key with weight 1: g·v_j - Σ g·out is 0, not the rounding of two sums in two orders."""
-    if dev.is_cuda and n >= 32 and 16 <= d <= 128:
+    if dev.is_cuda and n > 64 and 64 <= d <= 192:
         pytest.skip("tensor cores split V: within the bound alone")
     rng = np.random.default_rng(0)
     keys = 60 * np.eye(n, d)

@@ -17,10 +17,10 @@ DIMS = {"matmul": ("m", "n", "p"), "linear": ("batch", "inputs", "outputs")}
 @pytest.mark.cuda
 @pytest.mark.parametrize("which", ["forward", "vjp"])
 @pytest.mark.parametrize("name", ["matmul", "linear"])
-def test_float64_in_two_blocks_of_the_inner_dimension(name: str, which: str) -> None:
-    """Rows of whole 16 bytes on one side alone, large in every dimension, more than 4096 terms."""
+def test_long_sums_whose_rows_are_copied(name: str, which: str) -> None:
+    """Tiles of warp group products, with rows of whole 16 bytes in one factor, or in the result, alone."""
     row = registry.get(name)
-    case = build_case(row, dict(zip(DIMS[name], (801, 4101, 1004), strict=True)), {}, generator("float64"), which=which)
+    case = build_case(row, dict(zip(DIMS[name], (801, 2101, 1004), strict=True)), {}, generator("copied"), which=which)
     demand_bounds(case, Runtime("cuda"), f"{name} {which}")
 
 

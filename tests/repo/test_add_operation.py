@@ -57,14 +57,14 @@ FILLED: dict[str, list[tuple[str, str]]] = {
          "return np.broadcast_to(g[:, None] / cols, (rows, cols))"),
     ],
     **{
-        f"native/src/{device}/reduce.{suffix}": [
+        f"native/src/{path}": [
             ("    /* TODO: write the kernel of row_mean */",
              f"{DIMS}    return tl_{device}_reduce_mean(ctx, x, &dims, 1, out);"),
             ("const float *x, const float *g, int64_t rows", "const float *g, int64_t rows"),
             ("    /* TODO: write the kernel of row_mean_bwd */",
              f"{DIMS}    return tl_{device}_reduce_mean_bwd(ctx, g, &dims, 1, gx);"),
         ]
-        for device, suffix in (("cpu", "c"), ("cuda", "cu"))
+        for device, path in (("cpu", "cpu/reduce.c"), ("cuda", "cuda/reduce/reduce.cu"))
     },
 }  # fmt: skip
 #: besides what `make new` writes: an elementwise operation needs nothing, as its row names PyTorch's function
@@ -78,7 +78,7 @@ FILES = {
     "row_mean": [
         "tlspec/ops/reduce.py",
         "native/src/cpu/reduce.c",
-        "native/src/cuda/reduce.cu",
+        "native/src/cuda/reduce/reduce.cu",
         "bench/operations/reduce.py",
     ],
 }
@@ -188,6 +188,6 @@ def test_operations_are_added_by_the_documented_steps(tmp_path: Path) -> None:
             copy.run(str(Path(sys.executable).parent / tool), *arguments)
     # for one virtual architecture, and not optimised, which takes seconds; `make cuda` builds them all
     if can_compile_cuda():
-        objects = [f"build/cuda/obj/cuda/{family}.o" for family in ("elementwise", "reduce")]
+        objects = ["build/cuda/obj/cuda/elementwise.o", "build/cuda/obj/cuda/reduce/reduce.o"]
         options = ["CUDA_ARCHS=compute_80", "QUICK=1", f"PYTHON={sys.executable}"]
         copy.run("make", "-C", "native", "-j2", *objects, *options)

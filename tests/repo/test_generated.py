@@ -33,7 +33,7 @@ def test_entry_points_are_those_declared() -> None:
 
 
 def test_plans_that_a_message_counts_are_those_of_the_library() -> None:
-    text = (ROOT / "native/src/cuda/spectral/plan.cu").read_text()
+    text = (ROOT / "native/src/cuda/spectral/plan_cache.cuh").read_text()
     assert re.findall(r"constexpr int CACHED_PLANS = (\d+);", text) == [str(PLANS)]
 
 

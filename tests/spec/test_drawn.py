@@ -11,7 +11,7 @@ from numpy.testing import assert_raises_regex
 from tests import ROOT
 from tlrt.verify.verifier import directions
 from tlspec import registry
-from tlspec.bounds import FREE
+from tlspec.bounds import COLUMN_CHAINS, COLUMN_CHUNK, FREE
 from tlspec.compare import compare
 from tlspec.draw import cases as drawn
 from tlspec.draw.cases import Case, Draw, build_case, data_classes, draw_case, draw_cases, fill, generator
@@ -110,17 +110,23 @@ def test_ordered_references_add_in_order(entry: tuple[Op, str]) -> None:
                     assert np.array_equal(exactly, real)
 
 
-def test_ordered_references_add_one_after_the_other() -> None:
-    """0.1 a million times: far from the real sum, and what sequential float32 additions give."""
+def test_ordered_references_add_hits_as_the_column_tree_does() -> None:
+    """Hits of two elements in turns: their sums are those of columns, in float32, added to the element once."""
     row = next(r for r in registry.ops() if r.bound.in_float32 and r.signature.dims == ("n", "k"))
     base, values, indices = (a.name for a in row.signature.inputs)
+    k = 2 * 20_000
     given = {
-        base: np.zeros(1, np.float32), values: np.full(10**6, 0.1, np.float32), indices: np.zeros(10**6, np.uint32),
+        base: np.ones(2, np.float32), values: generator("tree").standard_normal(k, np.float32),
+        indices: np.tile(np.arange(2, dtype=np.uint32), k // 2),
     }  # fmt: skip
-    case = build_case(row, {"n": 1, "k": 10**6}, given, generator("chain"))
-    chain = np.cumsum(given[values], dtype=np.float32)[-1]  # cumsum adds one after the other
-    assert case.expected.outputs[0][0] == chain and abs(case.real[0][0][0] - 1e5) < 1
-    assert abs(float(chain) - 1e5) > 900
+    case = build_case(row, {"n": 2, "k": k}, given, generator("tree"))
+    rows = given[values].reshape(-1, 2)
+    while len(rows) > 1:
+        padded = np.zeros((-(-len(rows) // COLUMN_CHUNK) * COLUMN_CHUNK, 2), np.float32)
+        padded[: len(rows)] = rows  # behind the end are zeros, which change no sum
+        chains = np.cumsum(padded.reshape(-1, COLUMN_CHUNK // COLUMN_CHAINS, COLUMN_CHAINS, 2), 1, np.float32)[:, -1]
+        rows = (chains[:, 0] + chains[:, 1]) + (chains[:, 2] + chains[:, 3])
+    assert np.array_equal(case.expected.outputs[0], np.float32(1) + rows[0])
 
 
 def test_empty_and_unit_cases_appear() -> None:

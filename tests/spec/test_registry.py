@@ -110,7 +110,7 @@ def test_what_is_written_down_stays_as_it_is() -> None:
 
 def test_paths_reach_the_products_on_tensor_cores() -> None:
     """Of products whose rows are whole 16 bytes in every form: both wide and narrow tiles at least three quarters full, on half
-    of 132 multiprocessors (``tl_wgmma_serves``), and one product that they do not serve."""
+    of 132 multiprocessors (``tl_prefer_wgmma``), and one product that they do not serve."""
     wgmma, narrow = 128, 64
     for name, sizes in {"matmul": "1 m n p", "bmm": "batch m n p", "linear": "1 batch inputs outputs"}.items():
         paths = registry.get(name).drawing.paths

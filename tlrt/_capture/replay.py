@@ -16,7 +16,7 @@ from tlrt.errors import CaptureError, TorchleanError, UnavailableError, refusal
 _GRAPH = ffi.typeof("torchlean_graph **")
 _LIST = ffi.typeof("torchlean_buffer *[]")
 
-#: FFT plans that a device keeps for calls outside graphs; CACHED_PLANS of native/src/cuda/spectral/plan.cu
+#: FFT plans that a device keeps for calls outside graphs; CACHED_PLANS of native/src/cuda/spectral/plan_cache.cuh
 PLANS = 24
 #: what a graph fetches at most, TL_GRAPH_INPUTS and TL_GRAPH_INPUT_BYTES of native/src/core/backend.h
 GRAPH_INPUTS, GRAPH_INPUT_BYTES = 16, 1 << 16

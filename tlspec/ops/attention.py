@@ -4,11 +4,12 @@ Both devices run attention over tiles of queries and keys with the softmax kept 
 remembers its largest score m so far, l = Σ e^(s-m) and the weighted sum of V, and rescales l and the sum by e^(m - m') when
 m grows to m'. Neither direction stores an n x n array. Tiles, and with them the order of sums, differ between the devices.
 
-On CUDA rows of 16 to 128 elements and sequences of 32 or more run on TF32 tensor cores at float32 accuracy: every operand is
-split in two TF32 numbers and three of the four products are summed (:func:`_split`). So do heads of 64 to 128 elements that share
-keys, as many as queries and at least 64, without a mask, and on Hopper rows of up to 192 elements in sequences of more than 512, with
-a positive scale and no mask that fills scores. Members of the batch with values that do not split, infinite, NaN, 2^22
-and more or below 2^-100, run on the ordinary units, and all other sizes there or in float64.
+On CUDA native/src/cuda/attention/select.h chooses between four ways. On Hopper self-attention of 65 queries or more, of 64 to 192
+elements, with a positive scale and no mask but one that blocks, runs on TF32 tensor cores at float32 accuracy: every operand is
+split in two TF32 numbers and three of the four products are summed, which is within the bound of a chain in float32 from 50 terms
+on (:func:`_float32`). Members of the batch with values that do not split, infinite, NaN, 2^22 and more or below 2^-100, run in
+float64. Few queries run on the ordinary units. All else runs in float64, or as matrix products with scores in memory between
+them, whose sums are those of :mod:`tlspec.ops.linalg`.
 
 Position encodings have no rounding error in the angle to speak of: frequencies are held in turns as 64-bit fractions, the
 product with an integer position is exact modulo a turn, and sine and cosine are taken of a reduced angle of full relative
@@ -64,34 +65,20 @@ def _weights(S, blocked, fill=-np.inf):
     return S - m, E, total, blocked
 
 
-def _split(k):
-    """Worst case, in u, of a sum of k products on CUDA's tensor cores (native/src/cuda/device/tf32_split.cuh).
-
-    With x = hi + lo and 11 bits in each part, the product of the two lo, left out, is 2^-22 = 4u of a product, and the last bit
-    of either lo, cut off, 2^-23 = 2u. A part of 32 products is a chain of 3 instructions for every 8, of which the first two
-    have nothing but products with a lo in their sum. Each of the others cuts off less than 2^-22 = 4u of its sum, in the
-    alignment of its addends and in the result (0.2u on average, from sums of 512 in parts of 128 on an H200). The parts are
-    added in float32."""
-    return 8 + 4 * (3 * min(-(-k // 8), 4) - 2) + -(-k // 32)
-
-
 def _float32(h, k):
-    """Factor of u for a sum of k products of height h."""
+    """Factor of u for a sum of k products of height h.
+
+    It covers sums of split operands (native/src/cuda/device/tf32_split.cuh), which are at most 48 + k/32 off. With x = hi + lo and
+    11 bits in each part, the product of the two lo, left out, is 2^-22 = 4u of a product, and the last bit of either lo, cut off,
+    2^-23 = 2u. A part of 32 products is a chain of 3 instructions for every 8, of which the first two have nothing but products
+    with a lo in their sum. Each of the other 10 cuts off less than 2^-22 = 4u of its sum, in the alignment of its addends and in the
+    result (0.2u on average, from sums of 512 in parts of 128 on an H200). The parts are added in float32."""
     return factor(h)
-
-
-def _either(h, k):
-    """The same on either device, where CUDA has tensor cores for it."""
-    return max(factor(h), _split(k))
 
 
 def _float64(h, k):
     """The same in reproducible contexts."""
     return factor(h) * U64 / U
-
-
-def _sums(n, d):
-    return _either if (16 <= d <= 128 and n >= 32) or (128 < d <= 192 and n > 512) else _float32
 
 
 def _last(sums, fast):
@@ -146,13 +133,13 @@ def _biased_error(product, bias, blocked, error):
     return np.where(np.abs(product) + error <= -LEAST, np.maximum(*(np.abs(end - raised) for end in ends)), np.inf)
 
 
-def _attention_tolerance(Q, K, V, mask, mask_mode, scale, sums=None):
+def _attention_tolerance(Q, K, V, mask, mask_mode, scale, sums=_float32):
     """With P the exact weights and ε their relative errors (:func:`_weight_error`), a quotient Σ p v / Σ p moves by
     Σ_j P ε (|v_j| + |out|) to first order. The two sums round along chains of n keys and the rescalings, f(h)·u·P|V| and
     f(h)·u·|out|; the quotient rounds once. Weights that underflow are wrong by 2^-149 at most (Σ e^(s-m) is at least 1):
     tensor cores get them 2^32 times as large, so that what they may lose below 2^-126 is less."""
     softmax = _softmax(Q, K, mask, mask_mode, scale)
-    return _result_tolerance(Q, K, V, softmax, scale, sums or _sums(*K.shape[1:]))
+    return _result_tolerance(Q, K, V, softmax, scale, sums)
 
 
 def _result_tolerance(Q, K, V, softmax, scale, sums, bias=None):
@@ -166,15 +153,15 @@ def _result_tolerance(Q, K, V, softmax, scale, sums, bias=None):
     return tolerance + TINY * (size.sum(axis=1, keepdims=True) + n * (1 + out))
 
 
-def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale, sums=None):
+def _attention_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, scale, sums=_float32):
     """First order in the errors of the pieces, with f(h)·u the factor of a sum of height h:
 
     P: the relative error ε of e^(s-m), that of its sum Σ P ε + f(h)·u, and the division; dP = g·Vᵀ: f(d)·u·|g||V|ᵀ;
     D: f(d)·u·Σ|g||out|, so that of a saturated softmax the bound leaves u·|g||V| of a dS that vanishes. It does vanish where D is
-    summed as dP is, on the CPU and CUDA's ordinary units; tensor cores, which split V, stay within the bound. dS = P(dP - D): P·(δdP + δD + u·|dP - D|) + |dS|·(εP + u); gQ, gK: |scale|·(δdS·|K| + f(h)·u·|dS||K|)
+    summed as dP is, on the CPU and in chains of float64; tensor cores, which split V, stay within the bound. dS = P(dP - D): P·(δdP + δD + u·|dP - D|) + |dS|·(εP + u); gQ, gK: |scale|·(δdS·|K| + f(h)·u·|dS||K|)
     and likewise with Q; gV: (P εP)ᵀ|g| + f(h)·u·Pᵀ|g|; and two roundings of the result."""
     softmax = _softmax(Q, K, mask, mask_mode, scale)
-    return _gradient_tolerance(Q, K, V, out, g, softmax, scale, sums or _sums(*K.shape[1:]))
+    return _gradient_tolerance(Q, K, V, out, g, softmax, scale, sums)
 
 
 def _gradient_tolerance(Q, K, V, out, g, softmax, scale, sums, bias=None):
@@ -272,15 +259,18 @@ _POSITIONS: Classes = {
 }
 _HALVES: Classes = {f"halves = {k}": (lambda n, batch, halves, k=k: n * batch > 1 and halves == k) for k in (0, 1)}
 
-#: sequences and rows that Hopper's warp group products take; short ones whose scores are large, so that their roundings show;
-#: wide rows, products with scores in memory
+#: sequences and rows that Hopper's warp group products take, and just fewer, of each width of tile and each mask, and of more
+#: blocks than run at once; short ones whose scores are large, so that their roundings show; wide rows, products with scores in memory
 PATHS: list[dict[str, Any]] = [
     {"batch": 2, "n": 577, "d": 64, "mask_mode": 0, "scale": 0.125, "mask": None},
+    {"batch": 40, "n": 197, "d": 64, "mask_mode": 3, "scale": 0.125, "mask": None},
+    {"batch": 3, "n": 65, "d": 64, "mask_mode": 0, "scale": 0.125, "mask": None},
+    {"batch": 3, "n": 64, "d": 64, "mask_mode": 0, "scale": 0.125, "mask": None},
     {"batch": 3, "n": 641, "d": 128, "mask_mode": 3, "scale": 0.09, "mask": None},
-    {"batch": 2, "n": 531, "d": 100, "mask_mode": 2, "scale": 0.1, "mask": lambda rng: _draw_mask(rng, 2, 531)},
-    {"batch": 1, "n": 1100, "d": 52, "mask_mode": 3, "scale": 1.5, "mask": None},
-    {"batch": 2, "n": 530, "d": 168, "mask_mode": 2, "scale": 0.08, "mask": lambda rng: _draw_mask(rng, 2, 530)},
-    {"batch": 1, "n": 577, "d": 145, "mask_mode": 3, "scale": 0.08, "mask": None},
+    {"batch": 2, "n": 131, "d": 100, "mask_mode": 2, "scale": 0.1, "mask": lambda rng: _draw_mask(rng, 2, 131)},
+    {"batch": 1, "n": 300, "d": 60, "mask_mode": 3, "scale": 1.5, "mask": None},
+    {"batch": 1, "n": 300, "d": 84, "mask_mode": 3, "scale": 1.5, "mask": None},
+    {"batch": 2, "n": 230, "d": 168, "mask_mode": 2, "scale": 0.08, "mask": lambda rng: _draw_mask(rng, 2, 230)},
     {"batch": 67, "n": 5, "d": 2, "mask_mode": 0, "scale": 16.0, "mask": None},
     {"batch": 1, "n": 140, "d": 13, "mask_mode": 3, "scale": 0.3, "mask": None},
     {"batch": 2, "n": 130, "d": 260, "mask_mode": 0, "scale": 0.06, "mask": None},
@@ -395,14 +385,14 @@ def _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale):
 
 
 def _grouped_tolerance(Q, K, V, mask, mask_mode, before, after, offset, scale, sums=_float32):
-    """As :func:`_attention_tolerance`, with the sums of float32: split ones of 64 terms and more, which CUDA has here, are within."""
+    """As :func:`_attention_tolerance`."""
     q, k, v, softmax, bias = _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale)
     tolerance = _result_tolerance(q, k, v, softmax, scale, sums, bias)
     return tolerance.reshape(*Q.shape[:3], V.shape[3])
 
 
 def _grouped_vjp_tolerance(Q, K, V, mask, out, g, mask_mode, before, after, offset, scale, sums=_float32):
-    """As :func:`_attention_vjp_tolerance`, with the sums of float32; the gradients of keys are sums over a group's queries."""
+    """As :func:`_attention_vjp_tolerance`; the gradients of keys are sums over a group's queries."""
     q, k, v, softmax, bias = _grouped(Q, K, V, mask, mask_mode, before, after, offset, scale)
     out, g = (a.reshape(*q.shape[:2], V.shape[3]) for a in (out, g))
     tolerances = _gradient_tolerance(q, k, v, out, g, softmax, scale, sums, bias)
@@ -488,11 +478,10 @@ def _grouped_path(batch, heads, kv_heads, queries, keys, d, width, scale, before
     return {**sizes, **limits, "mask_mode": 0, "mask_batch": 1, "mask_heads": 1, "mask_queries": 1, "mask": None}
 
 
-#: short sequences whose scores are large, so that their roundings show; each width of tile on CUDA, and chunks of rows; few
-#: queries to keys that CUDA cuts into parts; what tensor cores take; few keys to queries that are cut, and sums of few
-#: keys or queries that are several blocks' work, of each width, in reproducible contexts too; few queries of each width, of
-#: many keys too; products with scores in memory, of each number of keys to a thread; windows that leave too little for those, of few blocks and of many, and few
-#: keys of many, whose weights CUDA stores; wide rows of many members
+#: short sequences whose scores are large, so that their roundings show; rows of each width, pairs of a short and a long one, and rows
+#: of chunks; few queries to keys that CUDA cuts into parts, with windows that leave some of them; self-attention of heads that share
+#: keys; few keys; sums over keys or queries that are several blocks' work, in reproducible contexts too; products with scores in
+#: memory, of each number of keys to a thread and of rows that several groups share
 GROUPED_PATHS = [
     _grouped_path(67, 1, 1, 5, 5, 2, 2, 16.0), _grouped_path(67, 2, 1, 4, 3, 2, 1, 16.0),
     _grouped_path(1, 4, 2, 130, 300, 64, 52, 0.125, 100, 0, 170), _grouped_path(2, 2, 1, 70, 90, 100, 128, 0.1, after=0),

@@ -1,13 +1,13 @@
 """Gathers and scatter-adds with indices from the host or the device, and operations that give indices.
 
-An index is below 2^32 and may lie outside the array: a gather then reads zeros, a scatter-add ignores it. Repeated
-indices add up one after the other in the order of the index list, so every result has one value on every device: the one
-that the references give in float32 (``np.add.at`` adds in the order of its indices).
+An index is below 2^32 and may lie outside the array: a gather then reads zeros, a scatter-add ignores it. The values that meet
+in one element, its hits, are summed in the order of the index list by the column tree of native/src/formula/sum_tree.h. The sum
+is added to the element once. So every result has one value on every device: the one that the references give in float32.
 """
 
 import numpy as np
 
-from tlspec.bounds import exact, moved, ordered
+from tlspec.bounds import COLUMN_CHAINS, COLUMN_CHUNK, exact, moved, ordered, scatter_height
 from tlspec.classes import Classes, Near
 from tlspec.laws import adjoint, linear
 from tlspec.registry import check, op
@@ -22,13 +22,38 @@ def gathered(table, indices):
     return out
 
 
+def joined(values, keys):
+    """The sum of the values of each key, added in their order from +0, and the keys in increasing order."""
+    found, at = np.unique(keys, return_inverse=True)
+    sums = np.zeros((found.size, *values.shape[1:]), values.dtype, like=values)
+    np.add.at(sums, at.reshape(keys.shape), values)
+    return sums, found
+
+
+def tree_sums(values, rows):
+    """The sum of values[j] over the j with rows[j] = r by the column tree, for each r of the result's second array. `values` keep
+    their type, and the j of a row their order."""
+    order = np.argsort(rows, kind="stable")
+    values, (found, row) = values[order], np.unique(rows[order], return_inverse=True)
+    while True:
+        rank = np.arange(row.size) - np.searchsorted(row, row)
+        chunks = 1 + rank.max(initial=0) // COLUMN_CHUNK
+        keys = (row * chunks + rank // COLUMN_CHUNK) * COLUMN_CHAINS + rank % COLUMN_CHAINS
+        for of_one in (1, 2, 2):  # chains, pairs of them, chunks
+            values, keys = joined(values, keys // of_one)
+        row = keys // chunks
+        if row.size == found.size:
+            return values, found
+
+
 def scattered(base, values, indices):
-    """A copy of base plus values[j] at indices[j] along axis 0, in the order of j and in their type; out-of-range indices
-    are ignored."""
+    """A copy of base plus the tree sum of values[j] over the j of each index along axis 0, in their type; out-of-range indices are
+    ignored."""
     indices = np.asarray(indices, dtype=np.int64)
     inside = indices < base.shape[0]
     out = base.copy()
-    np.add.at(out, indices[inside], values[inside])
+    sums, found = tree_sums(values[inside], indices[inside])
+    np.add.at(out, found, sums)
     return out
 
 
@@ -82,9 +107,9 @@ def gather_vec(vec, indices):
     return gathered(vec, indices)
 
 
-@gather_vec.vjp("indices, g -> gvec", bound=ordered(lambda indices, n: hits(indices, n)))
+@gather_vec.vjp("indices, g -> gvec", bound=ordered(lambda indices, n: scatter_height(hits(indices, n))))
 def gather_vec_vjp(indices, g, n):
-    """gvec[i] = the sum of g[j] over the j with indices[j] = i, from +0 in the order of j; 0 where none is."""
+    """gvec[i] = the tree sum of g[j] over the j with indices[j] = i, in their order; 0 where none is."""
     return scattered(np.zeros(n, g.dtype, like=g), g, indices)
 
 
@@ -112,20 +137,24 @@ def gather_rows(mat, indices):
     return gathered(mat, indices)
 
 
-@gather_rows.vjp("indices, g -> gmat", bound=ordered(lambda indices, rows: hits(indices, rows)[:, np.newaxis]))
+@gather_rows.vjp(
+    "indices, g -> gmat", bound=ordered(lambda indices, rows: scatter_height(hits(indices, rows))[:, np.newaxis])
+)
 def gather_rows_vjp(indices, g, rows, cols):
-    """gmat[i, c] = the sum of g[j, c] over the j with indices[j] = i, from +0 in the order of j; 0 where none is."""
+    """gmat[i, c] = the tree sum of g[j, c] over the j with indices[j] = i, in their order; 0 where none is."""
     return scattered(np.zeros((rows, cols), g.dtype, like=g), g, indices)
 
 
 @op("x[n], values[k], indices: u32[k] -> out[n]",
-    classes=INDICES, lengths={"indices": lambda k: k}, bound=ordered(lambda x, indices: hits(indices, len(x))), draw=draw_vec,
+    classes=INDICES, lengths={"indices": lambda k: k}, bound=ordered(lambda x, indices: scatter_height(hits(indices, len(x)))), draw=draw_vec,
     laws=[linear("x", "values"), adjoint("x", "values")], source="numpy.add.at, torch.index_add",
     example={"indices": [2, 2]})  # fmt: skip
 def scatter_add(x, values, indices):
     """A copy of a vector with values added at host indices.
 
-    out[i] = ((x[i] + values[j0]) + values[j1]) + ... over the j with indices[j] = i, in increasing order
+    out[i] = x[i] + sum_j values[j] over the j with indices[j] = i
+
+    The sum is the column tree's: chunks of 128 hits in increasing j, each in four interleaved chains, then the chunks' sums alike.
 
     Shapes: x (n), values (k), indices (k) on the host, out (n).
     Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
@@ -141,13 +170,15 @@ def scatter_add_vjp(indices, g):
 
 
 @op("mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols]",
-    classes=INDICES, lengths={"indices": lambda k: k}, bound=ordered(lambda mat, indices: hits(indices, mat.shape[0])[:, np.newaxis]), draw=draw_rows,
+    classes=INDICES, lengths={"indices": lambda k: k}, bound=ordered(lambda mat, indices: scatter_height(hits(indices, mat.shape[0]))[:, np.newaxis]), draw=draw_rows,
     laws=[linear("mat", "values"), adjoint("mat", "values")], source="numpy.add.at, torch.index_add",
     example={"indices": [1, 1]})  # fmt: skip
 def scatter_add_rows(mat, values, indices):
     """A copy of a matrix with rows added at host indices.
 
-    out[i, c] = ((mat[i, c] + values[j0, c]) + values[j1, c]) + ... over the j with indices[j] = i, in increasing order
+    out[i, c] = mat[i, c] + sum_j values[j, c] over the j with indices[j] = i
+
+    The sum is the column tree's: chunks of 128 hits in increasing j, each in four interleaved chains, then the chunks' sums alike.
 
     Shapes: mat (rows, cols), values (k, cols), indices (k) on the host, out (rows, cols).
     Special values: IEEE 754; a row without a hit keeps its bits. k = 0 copies mat, rows = 0 or cols = 0 gives an empty
@@ -177,13 +208,12 @@ def taken(x, indices):
 
 
 def added(base, values, indices):
-    """A copy of base plus values[o, j, c] at [o, indices[o, j, c], c], in the order of j."""
-    at, out = spread(indices, base.shape[0], base.shape[2]), base.copy()
-    o, j, c = np.nonzero(at < base.shape[1])
-    order = np.argsort(j, kind="stable")
-    o, j, c = o[order], j[order], c[order]
-    np.add.at(out, (o, at[o, j, c], c), values[o, j, c])
-    return out
+    """A copy of base plus the tree sum of values[o, j, c] over the j whose place is [o, indices[o, j, c], c]."""
+    outer, n, inner = base.shape
+    at = spread(indices, outer, inner)
+    first, last = np.arange(outer)[:, np.newaxis, np.newaxis], np.arange(inner)
+    places = np.where(at < n, (first * n + at) * inner + last, base.size)
+    return scattered(base.reshape(-1), values.reshape(-1), places.reshape(-1)).reshape(base.shape)
 
 
 def axis_hits(indices, outer, n, inner):
@@ -228,21 +258,23 @@ def take_axis(x, indices):
 
 
 @take_axis.vjp("indices, g -> gx",
-    bound=ordered(lambda indices, outer, n, inner: axis_hits(indices, outer, n, inner)))  # fmt: skip
+    bound=ordered(lambda indices, outer, n, inner: scatter_height(axis_hits(indices, outer, n, inner))))  # fmt: skip
 def take_axis_vjp(indices, g, outer, n, inner):
-    """gx[o, i, c] = the sum of g[o, j, c] over the j whose index is i, from +0 in the order of j; 0 where none is."""
+    """gx[o, i, c] = the tree sum of g[o, j, c] over the j whose index is i, in their order; 0 where none is."""
     return added(np.zeros((outer, n, inner), g.dtype, like=g), g, indices)
 
 
 @op("x[outer, n, inner], values[outer, k, inner], indices: index[io, k, ii] -> out[outer, n, inner]",
     checks=_SHARED, classes=AXES, draw=draw_axis,
-    bound=ordered(lambda x, indices: axis_hits(indices, *x.shape)), laws=[linear("x", "values"), adjoint("x", "values")],
+    bound=ordered(lambda x, indices: scatter_height(axis_hits(indices, *x.shape))), laws=[linear("x", "values"), adjoint("x", "values")],
     source="torch.Tensor.scatter_add, torch.Tensor.index_add")  # fmt: skip
 def scatter_add_axis(x, values, indices):
     """A copy of an array with values added along an axis at indices on the device.
 
-    out[o, i, c] = ((x[o, i, c] + values[o, j0, c]) + values[o, j1, c]) + ... over the j with indices[o, j, c] = i, in increasing
-    order, with 0 for o or c where the indices have that axis of size 1
+    out[o, i, c] = x[o, i, c] + sum_j values[o, j, c] over the j with indices[o, j, c] = i, with 0 for o or c where the indices have
+    that axis of size 1
+
+    The sum is the column tree's: chunks of 128 hits in increasing j, each in four interleaved chains, then the chunks' sums alike.
 
     Shapes: x (outer, n, inner), values (outer, k, inner), indices (io, k, ii) in an index buffer, io = outer or 1, ii = inner or 1,
     out (outer, n, inner).

@@ -1,17 +1,14 @@
 """Matrix products.
 
-The CPU path sums each element in one fixed order (native/src/cpu/linalg/gemm.h). On CUDA products with an inner dimension of 64 or
-more run on TF32 tensor cores at float32 accuracy: on Hopper the larger ones (native/src/cuda/linalg/wgmma.cu), and others of many
-tiles (native/src/cuda/linalg/mma.cu). Each operand is split in two TF32 numbers, and an element is a sum of parts
+The CPU path sums each element in one fixed order (native/src/cpu/linalg/gemm.h). On CUDA native/src/cuda/linalg/select.h chooses an
+algorithm by the shape. Products with an inner dimension of 64 or more run on TF32 tensor cores at float32 accuracy: on Hopper the
+larger ones (wgmma.cu), and others of many tiles (mma.cu). Each operand is split in two TF32 numbers, and an element is a sum of parts
 of 32 terms in order, fixed by the inner dimension alone, so that one kernel gives an element the same bits whatever the batch
-and wherever it stands. Tiles with values that do not split are chains of fused multiply-adds. Other products large enough to
-pay for it run in float64 on devices whose float64 is fast and are then rounded once. Products of at most 32 terms, and those of a
-batch that fit a thread block, are chains in float32, the CPU path's, or in float64 (native/src/cuda/linalg/few_terms.cu and
-packed.cu); those of 5 to 32 rows or columns and many of the other side are chains in float64, too, and of 2 to 4 those whose long
-factor has its terms side by side (native/src/cuda/linalg/few_columns.cu). Other products of a matrix and at most four vectors are
-summed in float64, in the order of native/src/cuda/linalg/few_vectors.cu. For all else cuBLAS chooses the order. The bounds assume
-the worst one, a chain over the whole inner dimension, which covers split sums from 64 terms on, and the two devices differ in the
-last bits.
+and wherever it stands. Tiles with values that do not split are chains of fused multiply-adds. Where float64 is fast, products of at
+most 16 terms are chains in float64 (thin.cu), a matrix and at most four vectors are summed in float64 in an order of their own
+(gemv.cu), and most other products are chains in float64 on its tensor cores (chain.cu). For all else cuBLAS chooses the order. The
+bounds assume the worst one, a chain over the whole inner dimension, which covers split sums from 64 terms on, and the two devices
+differ in the last bits.
 """
 
 from collections.abc import Callable
@@ -26,29 +23,21 @@ from tlspec.shapes import extent
 from tlspec.strides import strided
 
 #: products, of all three forms in forward and gradients, that reach the kernels of CUDA on an H200: wide and narrow tiles of
-#: warp group products, split products, few terms, and few vectors: of rows that warps share, that one warp has several of, and
-#: that lie across; and chains of few rows or columns, of as many tiles as run at once, and of more
+#: warp group products, split products, few terms of whole quads and of odd rows, chains of few rows or columns and of many; a matrix and
+#: a vector, and three that lie across; and few terms of few results
 PATHS = [{"m": 1028, "n": 1044, "p": 1060}, {"m": 1028, "n": 700, "p": 772}, {"m": 516, "n": 580, "p": 452},
-         {"m": 1031, "n": 7, "p": 1030}, {"m": 9, "n": 1031, "p": 1030}, {"m": 1031, "n": 1030, "p": 21},
+         {"m": 1031, "n": 7, "p": 1030}, {"m": 1033, "n": 13, "p": 516}, {"m": 9, "n": 1031, "p": 1030},
          {"m": 1031, "n": 21, "p": 515}, {"m": 1031, "n": 515, "p": 1}, {"m": 3, "n": 1028, "p": 1032},
-         {"m": 6400, "n": 132, "p": 2}, {"m": 9001, "n": 12, "p": 3},
-         {"m": 8, "n": 512, "p": 2048}, {"m": 5, "n": 20, "p": 9004}, {"m": 9001, "n": 20, "p": 3}]  # fmt: skip
+         {"m": 8, "n": 512, "p": 2048}, {"m": 9001, "n": 20, "p": 3}, {"m": 101, "n": 12, "p": 30}]  # fmt: skip
 #: the same with a batch: several wide and narrow tiles for a thread block, of rows that are no whole 16 bytes, too, split products,
-#: a thousand small ones, split products whose rows are no whole 16 bytes, a thousand of few terms, and several to a block: with large
-#: tiles and small ones, rows of 16 bytes, one row and one column; and few vectors of many rows, with 8 and 16 lanes for each; and few terms
-#: of long rows that are no whole 16 bytes, many; and several to a block of so few terms that only so many of them pay; and split
-#: products of which one factor's rows are whole 16 bytes; and few vectors of many rows that read them from shared memory
+#: small ones for cuBLAS, chains whose rows begin anywhere, a thousand of few terms, chains of small products, and few vectors, that lie
+#: along and across
 BATCH_PATHS = [{"batch": 300, "m": 124, "n": 116, "p": 124}, {"batch": 140, "m": 124, "n": 116, "p": 124},
                {"batch": 300, "m": 125, "n": 115, "p": 123}, {"batch": 6, "m": 132, "n": 196, "p": 260},
                {"batch": 1030, "m": 52, "n": 36, "p": 60}, {"batch": 70, "m": 101, "n": 99, "p": 102},
-               {"batch": 1030, "m": 33, "n": 3, "p": 35},
-               {"batch": 2200, "m": 31, "n": 20, "p": 33}, {"batch": 301, "m": 10, "n": 9, "p": 14},
-               {"batch": 301, "m": 12, "n": 8, "p": 20}, {"batch": 130, "m": 1, "n": 30, "p": 20},
-               {"batch": 130, "m": 20, "n": 30, "p": 1}, {"batch": 450, "m": 20, "n": 43, "p": 1},
-               {"batch": 450, "m": 9, "n": 101, "p": 1}, {"batch": 266, "m": 62, "n": 18, "p": 113},
-               {"batch": 1060, "m": 13, "n": 6, "p": 42}, {"batch": 70, "m": 127, "n": 100, "p": 127},
-               {"batch": 70, "m": 126, "n": 99, "p": 128},
-               {"batch": 180, "m": 67, "n": 260, "p": 4}, {"batch": 180, "m": 67, "n": 301, "p": 2}]  # fmt: skip
+               {"batch": 1030, "m": 33, "n": 3, "p": 35}, {"batch": 1060, "m": 13, "n": 6, "p": 44},
+               {"batch": 301, "m": 12, "n": 8, "p": 20}, {"batch": 450, "m": 9, "n": 101, "p": 1},
+               {"batch": 180, "m": 67, "n": 260, "p": 4}, {"batch": 130, "m": 1, "n": 130, "p": 20}]  # fmt: skip
 
 
 def product_classes(rows: str, inner: str, columns: str, batch: str = "") -> Classes:

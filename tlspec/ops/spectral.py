@@ -1,6 +1,6 @@
 """Real Fourier transforms and the spectral convolution.
 
-The CPU path transforms with its own mixed-radix and Bluestein code, CUDA with cuFFT or by other convolutions, so the devices differ in
+The CPU path transforms with its own mixed-radix and Bluestein code, CUDA with cuFFT or kernels of its own, so the devices differ in
 the last bits; in reproducible contexts CUDA runs the same code as the CPU.
 
 Error of a transform. A Cooley-Tukey algorithm of any radices computes, after the factors of a divisor m of n, transforms of
@@ -153,8 +153,7 @@ LENGTHS: Classes = {
     "one to three long rows": lambda batch, n: 0 < batch < 4 and n > DIRECT,
     "rows in lanes with a rest": lambda batch, n: batch > 16 and batch % 16 != 0 and n > 1,
 }
-#: on CUDA sums of products, and convolutions with a chirp: of many rows in a block, of one row, of even length, in many blocks of one
-#: row, and as matrices
+#: on CUDA rows in shared memory, direct and by a convolution with a chirp, and longer ones with large primes, of odd and of even length
 TRANSFORMS = [
     {"batch": b, "n": n}
     for b, n in ((61, 4), (131, 61), (131, 67), (3, 2503), (5, 262), (40, 5072), (2, 7879), (2, 5072))
@@ -291,8 +290,7 @@ ROOTS = 0.25
 def _tile_height(n, width, modes):
     """Roundings from an element to a bin of the truncated transform: a pair's sum, its cosine, a chain over the pairs of a tile
     that are not padding, root, product and difference of the tile's turn, then the sum over tiles in either device's order
-    (that of native/src/cuda/spectral/conv.cu: four interleaved chains over a block's tiles and four over the blocks, or more of them;
-    the strips of spectral/narrow.cu, 2112 tiles at least, add fewer in a chain than either)."""
+    (that of native/src/cuda/spectral/conv.cu: four interleaved chains over a block's tiles and four over the blocks, or more of them)."""
     if n in EXACT_ROOTS:
         return n - 1
     tiles = -(-n // TILE)
@@ -390,7 +388,7 @@ def _draw(d):
 @op("x[grid, width], wRe[modes, width, width], wIm[modes, width, width] -> y[grid, width]",
     fwd=True, classes=MODES, bound=_conv_bound(_conv_tolerance, "first-order: transform, mix, inverse"), same_bits=False, reproducible=True,
     data=DATA, draw=_draw,
-    # so short that few bounds add up; one of many channels; on CUDA one whose tiles lie side by side
+    # so short that few bounds add up; one of many channels; one of few on a long grid
     paths=[
         *({"grid": n, "width": w, "modes": n // 2 + 1} for n, w in ((4, 61), (1, 3), (4, 2), (2, 3), (1, 1), (2, 2))),
         {"grid": 67651, "width": 3, "modes": 17},

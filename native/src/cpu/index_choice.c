@@ -15,9 +15,6 @@ enum {
     PART = 65536,     /* elements of a row, or of short rows together, per task */
     GROUP = 1024,     /* of them looked through at once */
     COLUMNS = 512,    /* columns of a unit of argmax along an axis that others follow */
-    FEW_COLUMNS = 8,  /* too few to fill a vector */
-    ROW_GROUP = 256,  /* rows of few columns that are looked through at once */
-    ROW_LANES = 8,    /* rows of few columns that are vectors */
     TOP_TASK = 8192,  /* elements of short rows per task of top-k, which takes longer for each */
     CANDIDATES = 64,  /* of a row that top-k compares at once, at least, besides four times as many as it keeps */
     ORDER_LANES = 64, /* a loop that the compiler vectorises and does not unroll */
@@ -105,68 +102,9 @@ static void row_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-/* The columns of an outer array, FEW_COLUMNS at most, a constant: a lane has every ROW_LANES-th element of a column, so that the lanes
- * of all columns are whole rows, which lie side by side. A group of rows without a column's best is not looked through again. */
-static inline __attribute__((always_inline)) void search_columns_of(const arg_job *job, int64_t o, const int32_t inner)
-{
-    const float *x = job->x + o * job->n * inner, sign = job->sign;
-    const int32_t lanes = ROW_LANES * inner;
-    float best[FEW_COLUMNS];
-    int64_t begin[FEW_COLUMNS] = {0}; /* of the group of the best */
-    for (int32_t c = 0; c < inner; c++)
-        best[c] = sign * x[c];
-    for (int64_t from = 0; from < job->n && !tl_interrupted(); from += ROW_GROUP) {
-        const float *const at = x + from * inner;
-        const int64_t n = tl_imin(ROW_GROUP, job->n - from), whole = n / ROW_LANES * lanes;
-        float most[ROW_LANES * FEW_COLUMNS] = {0};
-        for (int32_t l = 0; l < lanes; l++)
-            most[l] = best[l % inner];
-        for (int64_t i = 0; i < whole; i += lanes)
-            for (int32_t l = 0; l < lanes; l++) {
-                const float v = sign * at[i + l];
-                most[l] = tl_takes_lead(v, most[l]) ? v : most[l];
-            }
-        for (int64_t i = whole; i < n * inner; i++) {
-            const float v = sign * at[i];
-            most[i - whole] = tl_takes_lead(v, most[i - whole]) ? v : most[i - whole];
-        }
-        for (int32_t half = lanes / 2; half >= inner; half /= 2)
-            for (int32_t l = 0; l < half; l++)
-                most[l] = tl_takes_lead(most[l + half], most[l]) ? most[l + half] : most[l];
-        for (int32_t c = 0; c < inner; c++) {
-            if (!tl_takes_lead(most[c], best[c])) continue;
-            best[c] = most[c];
-            begin[c] = from;
-        }
-    }
-    for (int32_t c = 0; c < inner; c++) {
-        int64_t j = begin[c];
-        while (sign * x[j * inner + c] != best[c] && x[j * inner + c] == x[j * inner + c])
-            j++;
-        job->out[o * inner + c] = (uint32_t)j;
-    }
-}
-
-static void search_columns(const arg_job *job, int64_t o)
-{
-    switch (job->inner) {
-    case 2: search_columns_of(job, o, 2); break;
-    case 3: search_columns_of(job, o, 3); break;
-    case 4: search_columns_of(job, o, 4); break;
-    case 5: search_columns_of(job, o, 5); break;
-    case 6: search_columns_of(job, o, 6); break;
-    case 7: search_columns_of(job, o, 7); break;
-    default: search_columns_of(job, o, FEW_COLUMNS);
-    }
-}
-
 /* Unit u is COLUMNS columns of one of the outer arrays: it walks down them together. */
 static void walk_columns(const arg_job *job, int64_t u)
 {
-    if (job->inner <= FEW_COLUMNS && job->n >= ORDER_LANES) {
-        search_columns(job, u);
-        return;
-    }
     const int64_t tiles = tl_ceil_div(job->inner, COLUMNS), o = u / tiles, first = u % tiles * COLUMNS;
     const int64_t width = tl_imin(COLUMNS, job->inner - first);
     const float *x = job->x + o * job->n * job->inner + first;

@@ -19,12 +19,10 @@ typedef struct tl_fft {
     int radix[TL_FFT_STAGES];
     float *twiddle; /* of every pass: for p = 1..m-1 the radix - 1 roots e^(-2·pi·i·p·j/(m·radix)) */
     float *across;  /* the first pass's, on the CPU: for j = 1..radix-1 the cosines of all p, then the sines */
-    float *real;    /* e^(-2·pi·i·k/(2n)), k <= n/2: what splits a packed real transform; not of the longest */
+    float *real;    /* e^(-2·pi·i·k/(2n)), k <= n/2: what splits a packed real transform; not of parts of a plan */
     struct tl_fft *first, *second; /* four-step: columns and rows; Bluestein: first is the convolution's transform */
     float *chirp, *kernel;         /* Bluestein: e^(-i·pi·t²/n), and the transform of its conjugate over m */
-    int64_t m;                     /* of the convolution to half a spectrum */
-    tl_roots roots;                /* of n (four-step) */
-    tl_roots packed;               /* of 2n */
+    tl_roots roots;                /* of n (four-step), or of 2n (TL_FFT_ROOTS) */
     /* four-step: e^(-2·pi·i·k1·l/n), k1 < n1, l < TL_FFT_COLUMNS: the cosines, then the sines */
     double *lane_roots;
     float *turns; /* four-step, not of the longest: the roots by which columns are turned, as the CPU reads them */
@@ -34,10 +32,5 @@ typedef struct tl_fft {
     uint64_t stamp;
 } tl_fft;
 
-/* What tl_fft_get is asked for: the algorithm of the length; one that tl_fft_lanes transforms, whatever its size; just the roots
- * `packed`; or just the chirp and the kernel of the convolution that takes n numbers to half a spectrum, or back: the chirp's
- * numbers from 1 - n to n/2, over the least m >= n + n/2 of 16·2^a·{1, 3, 5, 9, 15}, or of so many times a matrix's
- * TL_FFT_HALF_COLUMN rows; or of the one that takes n numbers to n, over the least such m >= 2n - 1. */
-enum { TL_FFT_ANY, TL_FFT_IN_LANES, TL_FFT_ROOTS, TL_FFT_HALF, TL_FFT_HALF_MATRIX, TL_FFT_FULL };
-
-enum { TL_FFT_HALF_COLUMN = 256 };
+/* What tl_fft_get makes: the algorithm of the length; one that tl_fft_lanes transforms, whatever its size; just the roots of 2n. */
+enum { TL_FFT_ANY, TL_FFT_IN_LANES, TL_FFT_ROOTS };

@@ -33,7 +33,6 @@ enum tl_fold_kind {
     TL_FOLD_MIN,       /* the maximum of -x */
     TL_FOLD_LARGEST,   /* the maximum of |x| */
     TL_FOLD_PRODUCT,
-    TL_FOLD_WHOLE_POWER, /* |x|^p by products, of which tl_fold_whole_norm makes what TL_FOLD_POWER gives */
 };
 
 /* A value; of a product the power of two and the number of zeros too. */
@@ -133,15 +132,6 @@ TL_HD float tl_fold_scaled(double v, double e)
     return (float)(v * tl_from_bits64((uint64_t)(k + 1023) << 52));
 }
 
-/* |d|^p for a whole p from 3 to 6. Of a float32 it lies between 2^-894 and 2^768, so neither it nor a sum of 2^32 such numbers over- or
- * underflows. */
-TL_HD int32_t tl_fold_is_whole(double p) { return (p == 3.0) | (p == 4.0) | (p == 5.0) | (p == 6.0); }
-TL_HD double tl_fold_whole_power(double d, double p)
-{
-    const double square = d * d, power = square * ((p == 3.0) | (p == 5.0) ? fabs(d) : square);
-    return p > 4.0 ? power * square : power;
-}
-
 TL_HD double tl_fold_value(enum tl_fold_kind kind, float x, double m, tl_fold_rule rule)
 {
     const double d = (double)x;
@@ -157,7 +147,6 @@ TL_HD double tl_fold_value(enum tl_fold_kind kind, float x, double m, tl_fold_ru
     case TL_FOLD_EXP: return tl_exp64(tl_hold(d - m, -700.0, 0.0));
     case TL_FOLD_EQUAL: return d == m ? 1.0 : 0.0;
     case TL_FOLD_POWER: return tl_exp2_64(tl_hold(rule.p * (tl_log2_64(x) - m), -1000.0, 0.0));
-    case TL_FOLD_WHOLE_POWER: return tl_fold_whole_power(d, rule.p);
     }
     return d;
 }
@@ -222,24 +211,6 @@ TL_HD float tl_fold_end(enum tl_fold_kind kind, tl_folded a, double m, tl_fold_r
     }
     default: return (float)a.v;
     }
-}
-
-/* Whether the norm that TL_FOLD_POWER defines is known from the sum s of tl_fold_whole_power alone, in whatever order it was added;
- * then it goes to *out. The definition is 2^t, and t is within `off` of log2(s) / p:
- *  - each power that the definition adds is off by 2^-34.1 for its 2^x, which are 1.35 2^-34 of a logarithm, and by p 2^-39.4 for the
- *    logarithm of the element; that of the largest one drops out;
- *  - the logarithms of both sums are off by 2^-39.4 each, the sums themselves by less than 2^-42;
- *  - the latter two are divided by p, and what else is rounded, t at last, is below 2^-42.
- * Where both ends of this interval are the same float32, as they are but for one sum in a thousand, so is all between: 2^t, as computed,
- * grows with t where the exponent stays the same. A sum of infinity or NaN decides nothing. */
-TL_HD int32_t tl_fold_whole_norm(double s, double p, float *out)
-{
-    double f;
-    const double e = tl_log_pieces(s, &f), by = 1.0 / p, t = fma(tl_log_rest(f), TL_LOG2E_64, e) * by;
-    const double off = fma(by, 0x1.9p-34, 0x1.2p-39), least = t - off, most = t + off;
-    const float low = (float)tl_exp2_64(least), high = (float)tl_exp2_64(most);
-    *out = s == 0.0 ? 0.0f : low;
-    return (s == 0.0) | ((s < 0x1p1000) & (low == high) & (least + TL_ROUNDER64 == most + TL_ROUNDER64));
 }
 
 /* ---- gradients ------------------------------------------------------------------------------------------------- */

@@ -14,6 +14,10 @@
  *      (chain0 + chain1) + (chain2 + chain3).
  *   3. The chunks' sums are new rows; repeat until one is left.
  *
+ * Hits of a scatter-add, the values that an index list adds to one element: they are summed, in the order of the list, by the column
+ * tree, as if they were the rows of a matrix that holds nothing else. The sum is added to the element once, at the end; an element
+ * without a hit keeps its bits. So a hit has its place in the tree by its rank among those of its element, whatever other elements get.
+ *
  * tlspec.bounds derives the heights of both; the numbers here and there must agree, and a test compares them. */
 #pragma once
 

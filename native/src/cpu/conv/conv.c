@@ -1,4 +1,4 @@
-/* Convolutions on the CPU: which product of conv.h each result is.
+/* Convolutions on the CPU: which product each result is.
  *
  *                     conv                                conv_transpose
  *   forward           correlate x with w (o, c)           spread x with w (c, o)
@@ -9,7 +9,9 @@
 #include <string.h>
 
 #include "core/shapes.h"
-#include "cpu/conv/conv.h"
+#include "cpu/conv/groups.h"
+#include "cpu/conv/product.h"
+#include "cpu/conv/weights.h"
 #include "cpu/linalg/gemm.h"
 #include "cpu/sum_tree.h"
 #include "formula/chain.h"
@@ -131,8 +133,7 @@ static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, i
     const conv_view v = tl_conv_view(&gather, batch, groups, channels, rows, large);
     if (tl_is_reproducible(ctx)) return tl_conv_weights_reproducible(ctx, &v, groups, small, gw);
     if (!are_few(groups, channels, rows)) return tl_conv_weights(ctx, &v, groups, small, gw);
-    return (tl_conv_lanes_weigh_groups(&v, groups) ? tl_conv_groups_weights : tl_conv_direct_weights)(ctx, &v, groups,
-                                                                                                      small, gw);
+    return tl_conv_direct_weights(ctx, &v, groups, small, gw);
 }
 
 /* gb[o] = sum over n and j of g[n,o,j]. */

@@ -46,7 +46,6 @@ INLINE vec_f32 narrow_f64(const double *p, const double *add)
 typedef __mmask16 lane_mask;
 INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask)((1u << b) - (1u << a)); }
 INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm512_maskz_loadu_ps(m, p); }
-INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm512_or_ps(x, y); }
 INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m) { return _mm512_mask3_fmadd_ps(x, y, z, m); }
 INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return _mm512_fmadd_ps(x, y, z); }
 INLINE tl_vec even_lanes(tl_vec x, tl_vec y)
@@ -63,7 +62,6 @@ INLINE lane_mask lanes_between(int64_t a, int64_t b)
                                _mm256_cmpgt_epi32(_mm256_set1_epi32((int)b), lane));
 }
 INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm256_maskload_ps(p, m); }
-INLINE tl_vec join_lanes(tl_vec x, tl_vec y) { return _mm256_or_ps(x, y); }
 INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m)
 {
     return _mm256_blendv_ps(z, _mm256_fmadd_ps(x, y, z), _mm256_castsi256_ps(m));
@@ -108,11 +106,6 @@ INLINE tl_vec read_lanes(const float *p, lane_mask m)
     for (int64_t l = m.a; l < m.b; l++)
         v[l] = p[l];
     return v;
-}
-INLINE tl_vec join_lanes(tl_vec x, tl_vec y)
-{
-    typedef int32_t bits __attribute__((vector_size(16)));
-    return (tl_vec)((bits)x | (bits)y);
 }
 INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m)
 {

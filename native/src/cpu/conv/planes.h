@@ -9,7 +9,7 @@
  * each residue */
 #pragma once
 
-#include "cpu/conv/conv.h"
+#include "cpu/conv/view.h"
 #include "cpu/conv/lanes.h"
 #include "formula/integer.h"
 

@@ -15,13 +15,32 @@
  * last. In float a segment is a block (gemm.h) or, for groups of few channels, all of K; in double it is that of
  * formula/chain.h. Neither batch nor tile nor lane has a part in it. */
 #include "core/threads.h"
-#include "cpu/conv/terms.h"
+#include "cpu/conv/product.h"
+#include "cpu/conv/planes.h"
 
 enum { MR = TL_GEMM_MR, KC = TL_GEMM_KC, TILE_ROWS = 128, MANY_TASKS = 8 };
 /* A tile has that many positions or, where few channels are copied for each, as many as take TILE_ELEMENTS. */
 enum { TILE_POSITIONS = 256, MOST_POSITIONS = 4096, TILE_ELEMENTS = 32768 };
 /* Multiply-adds that a task has at least, where there are few. */
 #define TASK_COST 1e6
+
+/* Where a position finds a term, from where it is itself; the number of its weight among the packed ones of a row. */
+typedef struct {
+    int32_t source, weight;
+} conv_term;
+
+/* Terms first .. first + count - 1, of channels channel .. channel + channels - 1. */
+typedef struct {
+    int64_t first, count, channel, channels;
+} conv_block;
+
+static conv_block block_of(int64_t index, int64_t terms, int64_t taps)
+{
+    conv_block b = {.first = index * KC, .count = tl_imin(KC, terms - index * KC)};
+    b.channel = b.first / taps;
+    b.channels = (b.first + b.count - 1) / taps - b.channel + 1;
+    return b;
+}
 
 /* dst[k*width + r] = w[r*lane + k*step] for n terms of h rows; `part` has room for them. */
 static void turn_f32(float *dst, int64_t width, int64_t h, int64_t n, const float *w, int64_t lane, int64_t step,

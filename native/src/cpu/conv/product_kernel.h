@@ -45,23 +45,19 @@ static const FN(rows_fn) FN(rows_kernels)[TALLER * MR + 1][2] = {{0, 0}, EACH_HE
 typedef struct {
     const conv_view *v;
     planes planes;
-    int32_t x, y; /* the axes of a line and of lines, -1 for none */
     const float *w, *bias;
     float *target;
     int64_t group_stride, row_stride, channel_stride, groups, segment;
-    int64_t inner, kernel_size; /* terms that are left, kernel offsets */
+    int64_t inner, kernel_size; /* terms, kernel offsets */
     int64_t packed_terms;       /* of a row: `inner`, or where lanes are rows those of the whole kernel */
-    int lanes_are_rows, skips;  /* skips: terms are left out */
-    const conv_block *blocks;
+    int lanes_are_rows;
     int64_t block_count, block_channels; /* channels of a block, at most */
-    conv_lists lists;
-    const conv_term *terms; /* of the lists, where lanes are rows */
-    const int32_t *starts;
-    const int32_t *offsets, *kernel_index; /* else: of each term, from its block's first channel; of each tap */
+    const conv_term *terms;              /* where lanes are rows */
+    const int32_t *offsets;              /* else: of each term, from its block's first channel */
+    const int32_t *kernel_index;         /* of each tap */
     int64_t row_tiles, tile_rows, y_tiles, x_tiles, outer_positions, items, items_per_task;
     REAL *packed; /* the weights of a group: strips of the rows (terms, lanes), or panels of them (terms, rows) */
     int64_t packed_group;
-    int32_t *odd; /* set where a weight is infinite or NaN */
     REAL *scratch;
     int64_t planes_elements, tile_elements, worker_elements;
 } FN(job);
@@ -86,16 +82,6 @@ static REAL *FN(packed_tile)(const FN(job) * job, int64_t group, int64_t row0)
 /* A strip is one vector wide where that holds its rows. */
 static int64_t FN(strip_width)(int64_t rows) { return rows > VL ? STRIP : VL; }
 
-/* Notes in job->odd whether h rows of n weights, `step` apart, are not all finite. */
-static void FN(look)(const FN(job) * job, const float *w, int64_t h, int64_t n, int64_t step)
-{
-    int32_t odd = 0;
-    for (int64_t r = 0; r < h; r++, w += job->row_stride)
-        for (int64_t k = 0; k < n; k++)
-            odd |= !(fabsf(w[k * step]) < TL_INF);
-    if (odd) __atomic_store_n(job->odd, 1, __ATOMIC_RELAXED);
-}
-
 /* Packs h rows of all weights; dst has `width` >= LANES_F32 or LANES_F64 elements for a term. Weights that are
  * contiguous along terms, or along a channel's, are turned some at a time. */
 static void FN(pack_strip)(const FN(job) * job, const float *w, int64_t h, int64_t width, REAL *dst)
@@ -107,7 +93,6 @@ static void FN(pack_strip)(const FN(job) * job, const float *w, int64_t h, int64
     const int64_t step = taps == 1 ? job->channel_stride : 1;
     _Alignas(64) float part[PART * NR + LANES];
     for (int64_t c = 0; c < runs; c++, dst += length * width, w += job->channel_stride) {
-        if (job->skips) FN(look)(job, w, h, length, step);
         for (int64_t k = 0; k < length; k += PART) {
             const int64_t n = tl_imin(length - k, PART);
             for (int64_t r = 0; joined && r < h; r++) /* too many rows for the hardware to see them coming */
@@ -118,12 +103,11 @@ static void FN(pack_strip)(const FN(job) * job, const float *w, int64_t h, int64
     }
 }
 
-/* Packs h rows of the weights of the terms that are left, h elements for a term. */
+/* Packs h rows of the weights of the gather's terms, h elements for a term. */
 static void FN(pack_panel)(const FN(job) * job, const float *w, int64_t h, REAL *dst)
 {
     const int64_t channels = job->v->channels, taps = job->v->gather.taps_size;
     for (int64_t c = 0; c < channels; c++, w += job->channel_stride) {
-        if (job->skips) FN(look)(job, w, h, job->kernel_size, 1);
         for (int64_t t = 0; t < taps; t++, dst += h) {
             const float *from = w + job->kernel_index[t];
             for (int64_t r = 0; r < h; r++)
@@ -235,28 +219,25 @@ INLINE void FN(close_part)(REAL *total, int64_t part, int64_t n, FN(step) s)
 
 /* One block of a tile, lanes being rows: each strip, which stays in L1, meets all panels of the lines' positions, of which a term
  * takes fewer bytes. */
-static void FN(multiply_rows)(const FN(job) * job, FN(tile) * t, int64_t block, const REAL *source, REAL *sums,
-                              int64_t part, FN(step) s)
+static void FN(multiply_rows)(const FN(job) * job, const FN(tile) * t, const conv_block *b, const REAL *source,
+                              REAL *sums, int64_t part, FN(step) s)
 {
     const conv_view *v = job->v;
     const tl_conv_gather *g = &v->gather;
     const int64_t step = job->planes.x.to_step, line = job->planes.y.to_step;
     const REAL *strip = FN(packed_tile)(job, t->group, t->row);
     const FN(shares) panels = FN(share)(t->n, t->rows <= VL ? TALLER * MR : MR);
-    const int only = s.finish && block == 0;
+    const int only = job->block_count == 1;
     for (int64_t i = 0; i < t->rows; i += STRIP) {
         const int64_t rows = tl_imin(t->rows - i, STRIP), width = FN(strip_width)(rows);
         for (int64_t y = 0; y < t->lines; y++) {
-            if (job->y >= 0) t->at[job->y] = t->y0 + y;
-            const int32_t *start = job->starts + list_of(&job->lists, g->rank, t->at) * (job->block_count + 1) + block;
-            const conv_term *terms = job->terms + start[0];
             for (int64_t q = 0, x = 0; q < panels.count; q++) {
                 const int64_t h = panels.height + (q < panels.taller);
                 float *const to = t->target + (t->row + i) * g->target_size + y * line + x * step;
                 for (int64_t l = 0; s.finish && l < rows; l++)
                     __builtin_prefetch(to + l * g->target_size, 1);
                 FN(rows_fn) kernel = FN(rows_kernels)[h][width / VL - 1];
-                kernel(start[1] - start[0], source + y * job->planes.pitch + x, strip, terms, sums + part, s.mode);
+                kernel(b->count, source + y * job->planes.pitch + x, strip, job->terms + b->first, sums + part, s.mode);
                 FN(close_part)(sums, part, h * width, s);
                 if (s.finish) FN(finish_rows)(job, t, sums, h, width, t->row + i, rows, to);
                 if (!only) sums += MR * STRIP;
@@ -268,14 +249,14 @@ static void FN(multiply_rows)(const FN(job) * job, FN(tile) * t, int64_t block, 
 }
 
 /* The same, lanes being positions: a strip of them, lines and what separates them, meets all panels of rows. */
-static void FN(multiply_positions)(const FN(job) * job, FN(tile) * t, int64_t block, const REAL *source, REAL *sums,
-                                   int64_t part, FN(step) s)
+static void FN(multiply_positions)(const FN(job) * job, const FN(tile) * t, const conv_block *b, const REAL *source,
+                                   REAL *sums, int64_t part, FN(step) s)
 {
-    const int64_t k0 = job->blocks[block].first, kc = job->blocks[block].count;
+    const int64_t k0 = b->first, kc = b->count;
     const int64_t positions = (t->lines - 1) * job->planes.pitch + t->n;
     const FN(shares) panels = FN(share)(t->rows, MR);
     const int wide = panels.height + (panels.taller > 0) <= WIDE;
-    const int only = s.finish && block == 0;
+    const int only = job->block_count == 1;
     for (int64_t q = 0; q < positions;) {
         const int64_t width = wide && positions - q > STRIP ? 2 * STRIP : STRIP;
         const REAL *panel = FN(packed_tile)(job, t->group, t->row);
@@ -320,15 +301,17 @@ static void FN(multiply_tile)(const FN(job) * job, int64_t item, REAL *source, i
     t.target = job->target + (rest * v->target_rows + t.group * v->rows) * g->target_size + to;
     const float *from = v->source + (rest * v->source_channels + t.group * v->channels) * g->source_size;
     for (int64_t i = 0; i < job->block_count && !(i && tl_interrupted()); i++) {
-        const conv_block *b = &job->blocks[i];
+        const conv_block b = block_of(i, job->inner, g->taps_size);
         if (*held != tile || job->block_count > 1)
-            FN(copy_planes)(v, p, from + b->channel * g->source_size, b->channels, t.at, t.y0, t.lines, t.x0, t.n,
+            FN(copy_planes)(v, p, from + b.channel * g->source_size, b.channels, t.at, t.y0, t.lines, t.x0, t.n,
                             source);
         *held = tile;
-        FN(step) s = {.mode = b->start ? TL_GEMM_STORE : TL_GEMM_CONTINUE, .finish = b->finish, .close = b->close};
-        if (b->later && job->segment == KC) s.mode = TL_GEMM_ADD;
-        const int64_t part = b->later && job->segment > KC ? job->tile_elements : 0;
-        (job->lanes_are_rows ? FN(multiply_rows) : FN(multiply_positions))(job, &t, i, source, sums, part, s);
+        const int is_later = b.first >= job->segment, ends = i + 1 == job->block_count;
+        FN(step) s = {.mode = b.first % job->segment == 0 ? TL_GEMM_STORE : TL_GEMM_CONTINUE, .finish = ends};
+        s.close = ends || (b.first + KC) % job->segment == 0;
+        if (is_later && job->segment == KC) s.mode = TL_GEMM_ADD;
+        const int64_t part = is_later && job->segment > KC ? job->tile_elements : 0;
+        (job->lanes_are_rows ? FN(multiply_rows) : FN(multiply_positions))(job, &t, &b, source, sums, part, s);
     }
 }
 
@@ -348,7 +331,7 @@ static int FN(choose_lanes)(const FN(job) * job)
     const double rows = (double)job->v->rows, inner = (double)job->inner;
     const double lines = (double)p->tile_y, n = (double)p->tile_x;
     const double strips = (double)tl_ceil_div((p->tile_y - 1) * p->pitch + p->tile_x, STRIP);
-    const double by_rows = (double)tl_ceil_div(job->v->rows, VL) * lines * n * (job->lists.share + 14 / inner);
+    const double by_rows = (double)tl_ceil_div(job->v->rows, VL) * lines * n * (1 + 14 / inner);
     const double panel = tl_ceil_div(job->v->rows, MR) ? rows / (double)tl_ceil_div(job->v->rows, MR) : rows;
     const double by_positions = rows * strips * 2 * (1 + 5 / inner) * (1.05 + 1.2 / (panel * panel));
     return by_rows < by_positions;
@@ -397,101 +380,77 @@ static void FN(plan)(FN(job) * job)
                          LANES; /* a whole vector is read where a line ends */
     job->planes_elements = channels * p->channel + 6 * STRIP;
     job->worker_elements = job->planes_elements +
-                           job->tile_elements * (job->blocks[job->block_count - 1].later && job->segment > KC ? 2 : 1);
+                           job->tile_elements * (job->inner > job->segment && job->segment > KC ? 2 : 1);
     const int64_t lanes = v->rows / STRIP * STRIP + (v->rows % STRIP ? FN(strip_width)(v->rows % STRIP) : 0);
     job->packed_terms = job->lanes_are_rows ? v->channels * job->kernel_size : job->inner;
     job->packed_group = (job->lanes_are_rows ? lanes : v->rows) * job->packed_terms;
     job->packed_group = tl_ceil_div(job->packed_group, LANES) * LANES;
 }
 
-/* One gather's product; `all`: no term is left out. `packed` holds the weights of strips, of gathers before, or NULL,
- * and then may come to hold them. *odd becomes 1 where a weight is infinite or NaN: if terms were left out, nothing is
- * done. */
-static int32_t FN(multiply_gather)(tl_context *ctx, FN(job) job, const conv_view *full, int all, void **packed,
-                                   int32_t *odd)
+/* One gather's product. `packed` holds the weights of strips, of gathers before, or NULL, and then may come to hold them. */
+static int32_t FN(multiply_gather)(tl_context *ctx, FN(job) job, void **packed)
 {
-    conv_view v = *full;
-    tl_conv_gather *const g = &v.gather;
-    int64_t low[TL_CONV_RANK] = {0};
-    if (!all) tl_conv_trim(g, low);
-    job.v = &v, job.odd = odd;
-    job.x = choose_axis(&v, -1), job.y = choose_axis(&v, job.x);
-    job.planes = open_planes(&v, job.x, job.y);
-    job.inner = v.channels * g->taps_size;
-    const int64_t most_blocks = tl_ceil_div(v.channels * full->gather.taps_size, KC), taps = g->taps_size;
-    void *memory, *more = NULL;
-    int32_t status = tl_pool_alloc(
-        ctx, sizeof(conv_block) * (size_t)most_blocks + sizeof(int32_t) * (size_t)(count_ids(g, job.x) + 3 * taps),
-        &memory);
-    if (status) return status;
-    conv_block *const blocks = memory;
-    int32_t *const number = (int32_t *)(blocks + most_blocks), *const ids = number + 3 * taps;
-    number_taps(g, &full->gather, low, number);
-    job.blocks = blocks;
-    job.block_count = cut_blocks(v.channels, full->gather.taps_size, number, taps, KC, job.segment, blocks);
+    const conv_view *v = job.v;
+    const tl_conv_gather *const g = &v->gather;
+    const int64_t taps = g->taps_size;
+    const int32_t x = choose_axis(v, -1);
+    job.planes = open_planes(v, x, choose_axis(v, x)); /* the axes of a line and of lines, -1 for none */
+    job.inner = v->channels * taps;
+    job.block_count = tl_ceil_div(job.inner, KC);
     for (int64_t i = 0; i < job.block_count; i++)
-        job.block_channels = tl_imax(job.block_channels, blocks[i].channels);
-    for (int64_t t = 0; t < taps; t++)
-        number[taps + t] = (int32_t)tl_conv_kernel_index(g, t);
-    job.kernel_index = number + taps;
-    job.lists = find_lists(&v, job.x, all, ids);
-    job.skips = taps < full->gather.taps_size || job.lists.share < 1;
+        job.block_channels = tl_imax(job.block_channels, block_of(i, job.inner, taps).channels);
     FN(plan)(&job);
     const int64_t tasks = tl_ceil_div(job.items, job.items_per_task), workers = tasks == 1 ? 1 : tl_workers();
-    const int64_t lists = job.lanes_are_rows ? job.lists.lists : 0, offsets = lists ? 0 : job.inner;
-    const int64_t weights = job.groups * job.packed_group + LANES, own = lists ? 0 : weights;
-    const int have = lists && *packed;
-    if (lists && !have) status = tl_pool_alloc(ctx, (size_t)weights * sizeof(REAL), packed);
-    if (!status)
-        status = tl_pool_alloc(ctx,
-                               (size_t)(own + workers * job.worker_elements) * sizeof(REAL) +
-                                   (size_t)(lists * job.inner) * sizeof(conv_term) +
-                                   (size_t)(offsets + lists * (job.block_count + 1)) * sizeof(int32_t),
-                               &more);
-    if (status) goto end;
-    job.scratch = more;
-    REAL *const end_of_scratch = job.scratch + workers * job.worker_elements;
-    job.packed = lists ? *packed : end_of_scratch;
-    conv_term *const terms = (conv_term *)(end_of_scratch + own);
-    int32_t *const rest = (int32_t *)(terms + lists * job.inner);
-    if (!have) tl_parallel(FN(pack_tasks)(&job), FN(pack_task), &job);
-    if (*odd && job.skips) goto end;
-    if (lists) {
-        fill_lists(&v, &job.planes, &job.lists, blocks, job.block_count, job.kernel_size, number, terms, rest);
-    } else {
-        for (int64_t t = 0; t < taps; t++)
-            number[t] = (int32_t)tap_offset(&v, &job.planes, t);
-        for (int64_t i = 0, k = 0, c = 0, t = 0; i < job.block_count; i++)
-            for (; k < blocks[i].first + blocks[i].count; k++) {
-                rest[k] = (int32_t)((c - blocks[i].channel) * job.planes.channel) + number[t];
-                if (++t == taps) t = 0, c++;
-            }
+    const int64_t weights = job.groups * job.packed_group + LANES, own = job.lanes_are_rows ? 0 : weights;
+    const int have = job.lanes_are_rows && *packed;
+    int32_t status = TORCHLEAN_OK;
+    if (job.lanes_are_rows && !have) status = tl_pool_alloc(ctx, (size_t)weights * sizeof(REAL), packed);
+    if (status) return status;
+    void *memory;
+    const size_t elements = (size_t)(workers * job.worker_elements + own);
+    const size_t terms = (size_t)job.inner * (job.lanes_are_rows ? sizeof(conv_term) : sizeof(int32_t));
+    status = tl_pool_alloc(ctx, elements * sizeof(REAL) + terms + sizeof(int32_t) * (size_t)(2 * taps), &memory);
+    if (status) return status;
+    job.scratch = memory;
+    REAL *const end = job.scratch + workers * job.worker_elements;
+    job.packed = job.lanes_are_rows ? *packed : end;
+    int32_t *const kernel_index = (int32_t *)(end + own), *const offset = kernel_index + taps;
+    conv_term *const list = (conv_term *)(offset + taps);
+    int32_t *const offsets = offset + taps;
+    for (int64_t t = 0; t < taps; t++) {
+        kernel_index[t] = (int32_t)tl_conv_kernel_index(g, t);
+        offset[t] = (int32_t)tap_offset(v, &job.planes, t);
     }
-    job.terms = terms, job.starts = rest, job.offsets = rest;
+    for (int64_t k = 0; k < job.inner; k++) {
+        const int64_t c = k / taps, t = k % taps;
+        const int32_t at = (int32_t)((c - k / KC * KC / taps) * job.planes.channel) + offset[t];
+        if (job.lanes_are_rows)
+            list[k] = (conv_term){at, (int32_t)(c * job.kernel_size) + kernel_index[t]};
+        else
+            offsets[k] = at;
+    }
+    job.kernel_index = kernel_index, job.terms = list, job.offsets = offsets;
+    if (!have) tl_parallel(FN(pack_tasks)(&job), FN(pack_task), &job);
     if (tasks == 1)
         FN(multiply_task)(&job, 0, 0);
     else
         tl_parallel(tasks, FN(multiply_task), &job);
-end:
-    tl_pool_free(ctx, more);
     tl_pool_free(ctx, memory);
-    return status;
+    return TORCHLEAN_OK;
 }
 
 int32_t FN(tl_conv_product)(tl_context *ctx, const conv_view *views, int64_t count, int64_t groups, const float *w,
                             int64_t group_stride, int64_t row_stride, int64_t channel_stride, const float *bias,
                             float *target)
 {
-    int32_t status = TORCHLEAN_OK, odd = 0;
+    int32_t status = TORCHLEAN_OK;
     void *packed = NULL;
     for (int64_t i = 0; i < count && !status; i++) {
         if (views[i].gather.positions == 0) continue;
-        FN(job) job = {.w = w, .bias = bias, .target = target, .groups = groups, .segment = views[i].segment};
+        FN(job) job = {.v = &views[i], .w = w, .bias = bias, .target = target, .groups = groups};
         job.group_stride = group_stride, job.row_stride = row_stride, job.channel_stride = channel_stride;
-        job.kernel_size = group_stride / (views[i].channels * views[i].rows);
-        const int32_t before = odd;
-        status = FN(multiply_gather)(ctx, job, &views[i], odd, &packed, &odd);
-        if (odd && !before && !status) status = FN(multiply_gather)(ctx, job, &views[i], 1, &packed, &odd);
+        job.segment = views[i].segment, job.kernel_size = group_stride / (views[i].channels * views[i].rows);
+        status = FN(multiply_gather)(ctx, job, &packed);
     }
     tl_pool_free(ctx, packed);
     return status;

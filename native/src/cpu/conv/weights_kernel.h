@@ -43,9 +43,10 @@ static const FN(terms_fn) FN(terms_kernels)[TALLER * MR + 1][2] = {{0, 0}, EACH_
 #undef ONE
 
 /* An axis of the box of cells that a tile of positions reads: cells are `spacing` apart in the source, neighbouring positions `step`
- * cells, neighbouring taps `tap_step`. */
+ * cells, neighbouring taps `tap_step`. There are `runs` of `length` cells in a row, `apart` in the source: one; or one for each tap, where
+ * all that lies between them would be more. */
 typedef struct {
-    int64_t count, taps, spacing, step, tap_step, first, source, stride;
+    int64_t count, taps, spacing, step, tap_step, first, source, stride, runs, length, apart;
 } FN(axis);
 
 typedef struct {
@@ -78,13 +79,25 @@ static FN(axis) FN(open_axis)(const conv_view *v, int32_t d)
         spacing = rest;
         rest = next;
     }
-    return (FN(axis)){
-        g->count[d],  g->taps[d],         spacing, g->step[d] / spacing, g->tap_step[d] / spacing, g->base[d],
-        g->source[d], v->source_stride[d]};
+    return (FN(axis)){.count = g->count[d],
+                      .taps = g->taps[d],
+                      .spacing = spacing,
+                      .step = g->step[d] / spacing,
+                      .tap_step = g->tap_step[d] / spacing,
+                      .first = g->base[d],
+                      .source = g->source[d],
+                      .stride = v->source_stride[d]};
 }
 
-/* Cells of an axis that n positions read. */
-static int64_t FN(reach)(const FN(axis) * a, int64_t n) { return (n - 1) * a->step + (a->taps - 1) * a->tap_step + 1; }
+/* Lays out the cells of tiles of n positions. */
+static void FN(lay_out)(FN(axis) * a, int64_t n)
+{
+    const int64_t reach = (n - 1) * a->step + (a->taps - 1) * a->tap_step + 1;
+    a->runs = 1, a->length = reach, a->apart = 0;
+    if (reach <= a->taps * n) return;
+    a->runs = a->taps, a->length = n, a->apart = a->tap_step * a->spacing;
+    a->spacing *= a->step, a->step = 1, a->tap_step = n;
+}
 
 /* Where positions first .. are: the slice (image and coordinates of the outer axes), line and position. */
 typedef struct {
@@ -148,7 +161,7 @@ static void FN(copy_box)(const FN(job) * job, const FN(tile) * t, int64_t channe
 {
     const conv_view *v = job->v;
     const tl_conv_gather *g = &v->gather;
-    const int64_t lines = FN(reach)(&job->y, t->lines), n = FN(reach)(&job->x, t->n), size = g->source_size;
+    const int64_t lines = job->y.runs * job->y.length, size = g->source_size;
     for (int64_t s = 0; s < t->slices; s++) {
         int64_t rest = t->slice + s, at[TL_CONV_RANK], tap[TL_CONV_RANK] = {0};
         for (int32_t d = job->outer - 1; d >= 0; d--)
@@ -162,23 +175,25 @@ static void FN(copy_box)(const FN(job) * job, const FN(tile) * t, int64_t channe
                 outside |= c < 0 || c >= g->source[d];
                 start += c * v->source_stride[d];
             }
-            for (int64_t i = 0; i < lines; i++) {
-                const int64_t y = job->y.first + (t->y * job->y.step + i) * job->y.spacing;
-                const int64_t x = job->x.first + t->x * job->x.step * job->x.spacing;
+            for (int64_t i = 0; i < lines * job->x.runs; i++) {
+                const int64_t line = i / job->x.runs, run = i % job->x.runs, n = job->x.length;
+                const int64_t y = job->y.first + line / job->y.length * job->y.apart +
+                                  (t->y * job->y.step + line % job->y.length) * job->y.spacing;
+                const int64_t x = job->x.first + run * job->x.apart + t->x * job->x.step * job->x.spacing;
                 const int none = outside || y < 0 || y >= job->y.source;
                 const float *from = image + start + y * job->y.stride;
-                REAL *line = to + ((s * job->outer_taps + o) * job->plane + i * job->pitch) * width;
+                REAL *cells = to + ((s * job->outer_taps + o) * job->plane + line * job->pitch + run * n) * width;
                 if (width > 1) {
                     if (none)
-                        memset(line, 0, sizeof(REAL) * (size_t)(n * width));
+                        memset(cells, 0, sizeof(REAL) * (size_t)(n * width));
                     else
-                        FN(turn_line)(job, from, x, n, channels, width, line);
+                        FN(turn_line)(job, from, x, n, channels, width, cells);
                 } else {
                     for (int64_t c = 0; c < channels; c++)
                         if (none)
-                            memset(line + c * job->box, 0, sizeof(REAL) * (size_t)n);
+                            memset(cells + c * job->box, 0, sizeof(REAL) * (size_t)n);
                         else
-                            FN(copy_line)(job, from + c * size, x, n, line + c * job->box);
+                            FN(copy_line)(job, from + c * size, x, n, cells + c * job->box);
                 }
             }
             for (int32_t d = job->outer - 1; d >= 0 && ++tap[d] == g->taps[d]; d--)
@@ -413,8 +428,8 @@ static void FN(multiply_task)(void *arg, int64_t task, int32_t worker)
     }
 }
 
-/* What a vector's lanes are, and the share of them that is used. */
-static double FN(choose_lanes)(FN(job) * job)
+/* What a vector's lanes are: where those of channels and of taps are mostly empty, rows. */
+static void FN(choose_lanes)(FN(job) * job)
 {
     const double channels = (double)job->v->channels, x = (double)job->x.taps;
     const double of_channels = channels / (double)(tl_ceil_div(job->v->channels, VL) * VL);
@@ -422,11 +437,9 @@ static double FN(choose_lanes)(FN(job) * job)
     const double best = of_channels >= of_taps ? of_channels : of_taps;
     job->lanes_are_rows = best < LEAST_SHARE && job->v->rows >= LEAST_ROWS;
     job->lanes_are_channels = !job->lanes_are_rows && of_channels >= of_taps;
-    return job->lanes_are_rows ? 1.0 : best;
 }
 
-/* The share of the lanes that this way uses, or 0 where it copies more than a gathered matrix has. */
-static double FN(open_job)(FN(job) * job, const conv_view *v, int64_t groups, const float *g, float *gw)
+static void FN(open_job)(FN(job) * job, const conv_view *v, int64_t groups, const float *g, float *gw)
 {
     const tl_conv_gather *gather = &v->gather;
     *job = (FN(job)){.v = v, .g = g, .gw = gw, .groups = groups, .outer_taps = 1};
@@ -442,11 +455,12 @@ static double FN(open_job)(FN(job) * job, const conv_view *v, int64_t groups, co
     job->tile_y = job->tile_x < x ? 1 : tl_ceil_div(y, tl_ceil_div(y, tl_imax(TILE_POSITIONS / x, 1)));
     job->slices = job->slice <= TILE_POSITIONS / 2 ? TILE_POSITIONS / job->slice : 1;
     job->tile = job->slices * job->tile_y * job->tile_x;
-    job->pitch = FN(reach)(&job->x, job->tile_x);
-    job->plane = FN(reach)(&job->y, job->tile_y) * job->pitch;
+    FN(lay_out)(&job->x, job->tile_x);
+    FN(lay_out)(&job->y, job->tile_y);
+    job->pitch = job->x.runs * job->x.length;
+    job->plane = job->y.runs * job->y.length * job->pitch;
     job->box = (job->slices * job->outer_taps * job->plane / LANES | 1) * LANES + 2 * LANES;
-    const double share = FN(choose_lanes)(job);
-    return job->slices * job->outer_taps * job->plane > job->tile * gather->taps_size + 64 ? 0 : share;
+    FN(choose_lanes)(job);
 }
 
 /* Sums of products by `chain`, over all positions or over segments of them; several segments' sums go to `parts`. */

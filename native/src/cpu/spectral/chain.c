@@ -5,30 +5,27 @@
 
 #include <string.h>
 
-#include "core/threads.h"
 #include "cpu/linalg/chain.h"
 #include "formula/chain.h"
 #include "formula/integer.h"
-#include "formula/spectral_chain.h"
 
 enum { ROOT_TASK = 1 << 10 };
 
-typedef struct roots {
-    tl_root_parts *of; /* n */
-    int64_t n;
-} roots;
-
 static void roots_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    const roots *r = arg;
-    for (int64_t k = task * ROOT_TASK; k < tl_imin((task + 1) * ROOT_TASK, r->n); k++)
-        r->of[k] = tl_split_root((uint64_t)k, (uint64_t)r->n);
+    const tl_mix *m = arg;
+    tl_root_parts *roots = m->table;
+    for (int64_t k = task * ROOT_TASK; k < tl_imin((task + 1) * ROOT_TASK, m->n); k++)
+        roots[k] = tl_split_root((uint64_t)k, (uint64_t)m->n);
 }
+
+static void begin(const tl_mix *m) { tl_parallel(tl_ceil_div(m->n, ROOT_TASK), roots_task, (void *)m); }
 
 /* ---- transforms -------------------------------------------------------------------------------------------------- */
 
 typedef struct transform {
-    const roots *roots;
+    const tl_root_parts *roots;
+    int64_t n;
     int synthesis;
     const float *from; /* rows of `width`: the grid's, or the parts' of the bins in turn */
     float *to;
@@ -40,13 +37,13 @@ static void pack_rows(const tl_chain *c, double *dst, TL_UNUSED int64_t q, int64
                       int64_t kc)
 {
     const transform *f = c->data;
-    const uint64_t n = (uint64_t)f->roots->n;
+    const uint64_t n = (uint64_t)f->n;
     for (int64_t r = 0; r < h; r++) {
         const int64_t i = row + r, first = k0 / 2;
         const uint64_t step = (uint64_t)(f->synthesis ? i : i / 2);
         uint64_t at = step * (uint64_t)(f->synthesis ? first / 2 : first) % n; /* the root's number */
         for (int64_t j = first; j < (k0 + kc) / 2; j++) {
-            const float *part = f->roots->of[at].part[(f->synthesis ? j : i) % 2];
+            const float *part = f->roots[at].part[(f->synthesis ? j : i) % 2];
             for (int64_t e = 0; e < 2; e++)
                 dst[(2 * (j - first) + e) * h + r] = (double)part[e];
             at += f->synthesis && j % 2 == 0 ? 0 : step;
@@ -73,38 +70,25 @@ static void finish(const tl_chain *c, const double *sums, TL_UNUSED int64_t q, i
         f->to[row * f->width + column + l] = (float)sums[l];
 }
 
-/* The bins of x; those of a channel with a NaN or an infinity all become NaN: bin 0 has every element with factor 1. */
-static int32_t analyse(tl_context *ctx, const roots *r, const float *x, int64_t width, int64_t modes, float *X)
+static int32_t analyse(tl_context *ctx, const tl_mix *m, const float *x, float *X)
 {
-    const transform f = {r, 0, x, X, width};
-    const tl_chain c = {1, 2 * modes, 2 * r->n, width, &f, pack_rows, pack_columns, finish, NULL};
+    const transform f = {m->table, m->n, 0, x, X, m->width};
+    const tl_chain c = {1, 2 * m->modes, 2 * m->n, m->width, &f, pack_rows, pack_columns, finish, NULL};
     const int32_t status = tl_chain_multiply(ctx, &c);
-    for (int64_t row = 2 * modes - 1; !status && row >= 0; row--)
-        for (int64_t l = 0; l < width; l++)
-            X[row * width + l] += X[l] - X[l];
+    for (int64_t row = 2 * m->modes - 1; !status && row >= 0; row--) /* bin 0 has every element with factor 1 */
+        for (int64_t l = 0; l < m->width; l++)
+            X[row * m->width + l] += X[l] - X[l];
     return status;
 }
 
-/* The grid's values of bins Z, which it prepares. */
-static int32_t synthesise(tl_context *ctx, const roots *r, float *Z, int64_t width, int64_t modes, float *y)
+static int32_t synthesise(tl_context *ctx, const tl_mix *m, const float *Z, float *y)
 {
-    for (int64_t k = 0; k < modes; k++)
-        for (int64_t l = 0; l < width; l++)
-            tl_bin_prepare(k, r->n, &Z[2 * k * width + l], &Z[(2 * k + 1) * width + l]);
-    const transform f = {r, 1, Z, y, width};
-    const tl_chain c = {1, r->n, 4 * modes, width, &f, pack_rows, pack_columns, finish, NULL};
+    const transform f = {m->table, m->n, 1, Z, y, m->width};
+    const tl_chain c = {1, m->n, 4 * m->modes, m->width, &f, pack_rows, pack_columns, finish, NULL};
     return tl_chain_multiply(ctx, &c);
 }
 
 /* ---- the mix of channels ----------------------------------------------------------------------------------------- */
-
-typedef struct mix {
-    int64_t n, width;
-    const float *wRe, *wIm;
-    const float *X;
-    float *Z, *dX;
-    float *gr, *gi;
-} mix;
 
 /* Two sums of products that go on with four terms: a chain in segments. */
 typedef struct sums {
@@ -130,7 +114,7 @@ static inline double sum_of(const sums *s, int i, int64_t terms, int64_t segment
 /* A task owns a mode. */
 static void mix_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
-    const mix *m = arg;
+    const tl_mix *m = arg;
     const int64_t width = m->width, segment = tl_chain_segment(2 * width);
     const double weight = tl_bin_weight(k, m->n);
     const float *X = m->X + 2 * k * width;
@@ -150,7 +134,7 @@ static void mix_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 /* The same: dX[c] = Σ_o dZ[o]·conj(w[c, o]). */
 static void mix_bwd_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
-    const mix *m = arg;
+    const tl_mix *m = arg;
     const int64_t width = m->width, segment = tl_chain_segment(2 * width);
     const float *Z = m->Z + 2 * k * width;
     for (int64_t c = 0; c < width; c++) {
@@ -161,15 +145,15 @@ static void mix_bwd_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
             const double wi = (double)m->wIm[(k * width + c) * width + o];
             add_terms(&s, 2 * o, segment, r * wr, i * wi, i * wr, -(r * wi));
         }
-        m->dX[2 * k * width + c] = (float)sum_of(&s, 0, 2 * width, segment);
-        m->dX[(2 * k + 1) * width + c] = (float)sum_of(&s, 1, 2 * width, segment);
+        m->D[2 * k * width + c] = (float)sum_of(&s, 0, 2 * width, segment);
+        m->D[(2 * k + 1) * width + c] = (float)sum_of(&s, 1, 2 * width, segment);
     }
 }
 
 /* A task owns a mode of the weights' gradients. */
 static void weights_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
-    const mix *m = arg;
+    const tl_mix *m = arg;
     const int64_t width = m->width;
     const float *X = m->X + 2 * k * width, *Z = m->Z + 2 * k * width;
     for (int64_t c = 0; c < width; c++) {
@@ -182,60 +166,11 @@ static void weights_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
     }
 }
 
-/* ---- the operation ----------------------------------------------------------------------------------------------- */
-
-/* Scratch: the roots, and planes of 2·modes·width floats. */
-static int32_t begin(tl_context *ctx, int64_t n, int64_t width, int64_t modes, int64_t planes, roots *r, float **memory)
-{
-    void *scratch;
-    const int64_t bytes = n * (int64_t)sizeof(tl_root_parts) + planes * 2 * modes * width * (int64_t)sizeof(float);
-    const int32_t status = tl_pool_alloc(ctx, (size_t)bytes, &scratch);
-    if (status) return status;
-    *r = (roots){scratch, n};
-    *memory = (float *)(r->of + n);
-    tl_parallel(tl_ceil_div(n, ROOT_TASK), roots_task, r);
-    return TORCHLEAN_OK;
-}
-
-int32_t tl_spectral_chain(tl_context *ctx, const float *x, const float *wRe, const float *wIm, int64_t grid,
-                          int64_t width, int64_t modes, float *y)
-{
-    roots r;
-    float *X;
-    int32_t status = begin(ctx, grid, width, modes, 2, &r, &X);
-    if (status) return status;
-    mix m = {.n = grid, .width = width, .wRe = wRe, .wIm = wIm, .X = X, .Z = X + 2 * modes * width};
-    status = analyse(ctx, &r, x, width, modes, X);
-    if (!status) {
-        tl_parallel(modes, mix_task, &m);
-        status = synthesise(ctx, &r, m.Z, width, modes, y);
-    }
-    tl_pool_free(ctx, r.of);
-    return status;
-}
-
-int32_t tl_spectral_chain_bwd(tl_context *ctx, const float *x, const float *wRe, const float *wIm, const float *g,
-                              int64_t grid, int64_t width, int64_t modes, float *gx, float *gwRe, float *gwIm)
-{
-    const int64_t plane = 2 * modes * width;
-    roots r;
-    float *X;
-    int32_t status = begin(ctx, grid, width, modes, 3, &r, &X);
-    if (status) return status;
-    mix m = {.n = grid, .width = width, .wRe = wRe, .wIm = wIm, .X = X, .Z = X + plane, .dX = X + 2 * plane};
-    m.gr = gwRe, m.gi = gwIm;
-    status = analyse(ctx, &r, g, width, modes, m.Z);
-    for (int64_t row = 0; !status && row < 2 * modes; row++)
-        for (int64_t o = 0; o < width; o++)
-            m.Z[row * width + o] = (float)((double)m.Z[row * width + o] * tl_bin_weight(row / 2, grid));
-    if (!status && gx) {
-        tl_parallel(modes, mix_bwd_task, &m);
-        status = synthesise(ctx, &r, m.dX, width, modes, gx);
-    }
-    if (!status && (gwRe || gwIm)) {
-        status = analyse(ctx, &r, x, width, modes, X);
-        if (!status) tl_parallel(modes, weights_task, &m);
-    }
-    tl_pool_free(ctx, r.of);
-    return status;
-}
+const tl_mix_way tl_chain_way = {.table_bytes = sizeof(tl_root_parts),
+                                 .begin = begin,
+                                 .analyse = analyse,
+                                 .synthesise = synthesise,
+                                 .mix = mix_task,
+                                 .mix_bwd = mix_bwd_task,
+                                 .weights = weights_task,
+                                 .weight = tl_bin_weight};

@@ -7,12 +7,29 @@
 #pragma once
 
 #include "core/kernel.h"
+#include "core/threads.h"
+#include "formula/spectral_chain.h"
 
-#define tl_spectral_chain TL_V(tl_spectral_chain)
-#define tl_spectral_chain_bwd TL_V(tl_spectral_chain_bwd)
+/* A call. Small spectra have a row of parts re and one of im for every mode, 2·modes rows of `width`. */
+typedef struct tl_mix {
+    int64_t n, width, modes; /* n: of the grid */
+    const float *wRe, *wIm;
+    float *X, *Z, *D; /* of x; Z, or dZ; dX */
+    float *gr, *gi;   /* gwRe, gwIm, or NULL */
+    void *table;
+} tl_mix;
 
-int32_t tl_spectral_chain(tl_context *ctx, const float *x, const float *wRe, const float *wIm, int64_t grid,
-                          int64_t width, int64_t modes, float *y);
-/* A gradient that is NULL is left out. */
-int32_t tl_spectral_chain_bwd(tl_context *ctx, const float *x, const float *wRe, const float *wIm, const float *g,
-                              int64_t grid, int64_t width, int64_t modes, float *gx, float *gwRe, float *gwIm);
+/* What computes it. Tasks own a mode of a tl_mix. */
+typedef struct tl_mix_way {
+    int64_t table_bytes; /* of what begin() makes, for each number of the grid */
+    void (*begin)(const tl_mix *m);
+    /* A channel that is not finite has a spectrum of NaN. */
+    int32_t (*analyse)(tl_context *ctx, const tl_mix *m, const float *x, float *X);
+    int32_t (*synthesise)(tl_context *ctx, const tl_mix *m, const float *Z, float *y);
+    tl_task_fn mix, mix_bwd, weights;
+    double (*weight)(int64_t k, int64_t n);
+} tl_mix_way;
+
+#define tl_chain_way TL_V(tl_chain_way)
+
+extern const tl_mix_way tl_chain_way;

@@ -20,7 +20,7 @@ struct kernel {
     const double *chirp; /* e^(i·pi·t²/n), t < n */
     const tl_roots *roots;
     float *out;
-    int64_t n, ahead, m, groups; /* of TL_W columns */
+    int64_t n, m, groups; /* of TL_W columns */
     struct axis first, second;
     numbers *matrix, *buffers; /* [k1][groups + 1], and two per worker */
     int64_t per_worker;
@@ -99,7 +99,7 @@ static void columns_task(void *arg, int64_t group, int32_t worker)
     numbers *a = job->buffers + worker * job->per_worker;
     for (int64_t i = 0; i < n1; i++)
         for (int64_t l = 0; l < TL_W; l++) {
-            const int64_t t = i * n2 + at + l, from = t < job->ahead ? t : job->m - t;
+            const int64_t t = i * n2 + at + l, from = t < job->n ? t : job->m - t;
             const int inside = at + l < n2 && from < job->n;
             a[i].r[l] = inside ? job->chirp[2 * from] : 0.0;
             a[i].i[l] = inside ? job->chirp[2 * from + 1] : 0.0;
@@ -152,9 +152,9 @@ static int make_axis(struct axis *x, int64_t n)
     return x->root != NULL;
 }
 
-int tl_chirp_kernel(const double *chirp, int64_t n, int64_t ahead, const tl_roots *roots, int64_t n1, float *out)
+int tl_chirp_kernel(const double *chirp, int64_t n, const tl_roots *roots, int64_t n1, float *out)
 {
-    struct kernel job = {.chirp = chirp, .roots = roots, .out = out, .n = n, .ahead = ahead, .m = (int64_t)roots->n};
+    struct kernel job = {.chirp = chirp, .roots = roots, .out = out, .n = n, .m = (int64_t)roots->n};
     const int64_t n2 = job.m / n1;
     job.groups = tl_ceil_div(n2, TL_W);
     job.per_worker = 2 * tl_imax(n1, n2);

@@ -2,33 +2,79 @@
  *
  * Few modes are computed as a truncated transform in tiles (formula/dft_tile.h): the grid is read once, a tile's
  * cosines and sines are the same for every tile, and a root per tile and mode turns the share into place. Many modes
- * come from whole transforms of TL_W channels at a time. Which of the two follows from the shape. Of few channels
- * narrow.c makes the same numbers. The small spectra stay in scratch, as planes (modes, width) of real and of imaginary
- * parts. */
+ * come from whole transforms of the channels, as rows (spectral.c). Which of the two follows from the shape. The small spectra
+ * stay in scratch, as planes (modes, width) of real and of imaginary parts. */
 #include "core/threads.h"
 #include "cpu/spectral/chain.h"
 #include "cpu/spectral/fft.h"
-#include "cpu/spectral/narrow.h"
 #include "cpu/sum_tree.h"
 #include "formula/dft_tile.h"
 #include "formula/integer.h"
 #include "generated/spectral.h"
 
 /* A task takes CHANNELS channels at a time, whatever the vectors' width. */
-enum { CHANNELS = 64, GROUPS = CHANNELS / TL_W, FEW_MODES = 32 };
+enum { CHANNELS = 64, GROUPS = CHANNELS / TL_W, TILE = TL_DFT_TILE, HALF = TL_DFT_HALF };
+/* The choice counts channels by LANES. */
+enum { LANES = 16, MAX_SUMMED_MODES = 32 };
 
 static int64_t up(int64_t n, int64_t to) { return tl_ceil_div(n, to) * to; }
 
-/* A product and a sum per mode and element against about 5·log2(n)/2 butterflies' operations, twice over memory. */
-static int truncated(int64_t grid, int64_t modes)
+/* A product and a sum per mode and element against about 5·log2(n)/2 butterflies' operations, twice over memory; of few channels
+ * many lanes are idle, as those of a whole transform are not. */
+static int truncated(int64_t grid, int64_t width, int64_t modes)
 {
-    return modes <= FEW_MODES + 4 * (64 - __builtin_clzll((unsigned long long)grid));
+    const int64_t most = MAX_SUMMED_MODES + 4 * (64 - __builtin_clzll((unsigned long long)grid));
+    const double lanes = (double)up(width, LANES) / (double)width;
+    return (double)modes * lanes * lanes <= (double)most;
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
+/* One truncated transform or its adjoint. `table` holds for mode k and pair j cos(pi·k·(2j+1)/n), and after all of them
+ * the sines, [k][j] for synthesis, [j][k] for analysis with the modes padded to a multiple of 4. */
+struct tiles {
+    const tl_fft *roots;             /* TL_FFT_ROOTS */
+    int64_t n, width, modes, padded; /* padded: modes to a multiple of 4 */
+    const float *table;
+    const float *x; /* analysis: (n, width) */
+    float *sums;    /* analysis: [block][mode][re, im][CHANNELS-padded width] */
+    int64_t columns;
+    const float *bins; /* synthesis: (modes, re and im, width) */
+    float *y;
+    char *scratch;
+    int64_t per_worker;
+};
+
+static void fill_table(const struct tiles *t, float *table, int by_pair)
+{
+    const uint64_t m = 2 * (uint64_t)t->n;
+    for (int64_t k = 0; k < t->padded; k++)
+        for (int64_t j = 0; j < HALF; j++) {
+            double c = 0, s = 0;
+            if (k < t->modes) tl_root((uint64_t)k * (uint64_t)(2 * j + 1) % m, m, &c, &s);
+            const int64_t at = by_pair ? j * t->padded + k : k * HALF + j;
+            table[at] = (float)c;
+            table[HALF * t->padded + at] = (float)s;
+        }
+}
+
+/* e^(-i·pi·k·(2·t0 + TILE - 1)/n) for the modes of the tile at t0. */
+static void tile_roots(const struct tiles *t, int64_t t0, float *roots)
+{
+    const uint64_t m = 2 * (uint64_t)t->n, step = (uint64_t)(2 * t0 + TILE - 1) % m;
+    uint64_t at = 0;
+    for (int64_t k = 0; k < t->modes; k++) {
+        double c, s;
+        tl_root_at(&t->roots->roots, at, &c, &s);
+        roots[2 * k] = (float)c;
+        roots[2 * k + 1] = (float)s;
+        at += step;
+        at = at >= m ? at - m : at;
+    }
+}
+
 /* Sums and differences of a tile's pairs for TL_W channels; rows and channels past the end are 0. */
-static void fold_tile(const tl_tiles *t, int64_t t0, int64_t channel, tl_vec *plus, tl_vec *minus)
+static void fold_tile(const struct tiles *t, int64_t t0, int64_t channel, tl_vec *plus, tl_vec *minus)
 {
     const float *x = t->x + t0 * t->width + channel;
     const int64_t rows = t->n - t0 < TILE ? t->n - t0 : TILE;
@@ -56,7 +102,7 @@ static void fold_tile(const tl_tiles *t, int64_t t0, int64_t channel, tl_vec *pl
 /* A task owns a block of tiles and CHANNELS channels. */
 static void analysis_task(void *arg, int64_t task, int32_t worker)
 {
-    const tl_tiles *t = arg;
+    const struct tiles *t = arg;
     const int64_t chunks = t->columns / CHANNELS, block = task / chunks, first = task % chunks * CHANNELS;
     const int64_t end = (block + 1) * TL_DFT_TILES * TILE < t->n ? (block + 1) * TL_DFT_TILES * TILE : t->n;
     float *sums = t->sums + block * 2 * t->modes * t->columns + first;
@@ -101,7 +147,7 @@ static void analysis_task(void *arg, int64_t task, int32_t worker)
 /* A task owns a block of tiles and CHANNELS channels of y. */
 static void synthesis_task(void *arg, int64_t task, int32_t worker)
 {
-    const tl_tiles *t = arg;
+    const struct tiles *t = arg;
     const int64_t chunks = t->columns / CHANNELS, block = task / chunks, first = task % chunks * CHANNELS;
     const int64_t end = (block + 1) * TL_DFT_TILES * TILE < t->n ? (block + 1) * TL_DFT_TILES * TILE : t->n;
     tl_vec *coefficients = (tl_vec *)(t->scratch + worker * t->per_worker); /* [group][mode][re, im] */
@@ -112,8 +158,8 @@ static void synthesis_task(void *arg, int64_t task, int32_t worker)
         for (int64_t k = 0; k < t->modes; k++) {
             tl_vec r = {0}, i = {0};
             for (int64_t l = 0, c = first + g * TL_W; l < TL_W && c + l < t->width; l++) {
-                r[l] = t->re[k * t->width + c + l];
-                i[l] = t->im[k * t->width + c + l];
+                r[l] = t->bins[2 * k * t->width + c + l];
+                i[l] = t->bins[(2 * k + 1) * t->width + c + l];
             }
             coefficients[2 * (g * t->padded + k)] = r;
             coefficients[2 * (g * t->padded + k) + 1] = i;
@@ -157,93 +203,85 @@ static void synthesis_task(void *arg, int64_t task, int32_t worker)
 
 /* ---- whole transforms -------------------------------------------------------------------------------------------- */
 
-/* A task owns TL_W channels. */
-static void columns_analysis(void *arg, int64_t task, int32_t worker)
+/* Channels (n, width) as rows (width, n), and their packed spectra: one of x and y is NULL, bins are those that are kept. */
+struct rows {
+    int64_t n, width, modes, apart; /* floats of a packed spectrum */
+    const float *x, *bins_in;
+    float *y, *bins_out;
+    float *real, *spectra;
+};
+
+/* to[c·to_row + r] = from[r·from_row + c]. */
+static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns, float *to, int64_t to_row)
 {
-    const tl_columns *job = arg;
-    const int64_t n = job->real.n, c = task * TL_W, lanes = job->width - c < TL_W ? job->width - c : TL_W;
-    tl_cvec *z = (tl_cvec *)(job->scratch + worker * job->per_worker), *X = z + job->real.f->n;
-    tl_cvec *scratch = X + job->real.bins;
-    for (int64_t t = 0; t < n; t++) {
-        tl_vec v = {0};
-        if (lanes == TL_W)
-            v = *(const tl_vec_any *)(job->x + t * job->width + c);
-        else
-            for (int64_t l = 0; l < lanes; l++)
-                v[l] = job->x[t * job->width + c + l];
-        if (n % 2)
-            z[t] = (tl_cvec){v, {0}};
-        else
-            ((tl_vec *)z)[t] = v;
-    }
-    tl_real_split(&job->real, tl_fft_lanes(job->real.f, z, scratch), X);
-    for (int64_t k = 0; k < job->modes; k++)
-        for (int64_t l = 0; l < lanes; l++) {
-            job->re[k * job->width + c + l] = X[k].r[l];
-            job->im[k * job->width + c + l] = X[k].i[l];
+    for (int64_t r = 0; r < rows; r += TL_W)
+        for (int64_t c = 0; c < columns; c += TL_W) {
+            const int64_t height = tl_imin(rows - r, TL_W), width = tl_imin(columns - c, TL_W);
+            tl_vec a[TL_W];
+            for (int64_t l = 0; l < TL_W; l++)
+                a[l] = l < height ? tl_read_first(from + (r + l) * from_row + c, width) : (tl_vec){0};
+            tl_transpose_square(a);
+            for (int64_t l = 0; l < width; l++)
+                tl_store_first(to + (c + l) * to_row + r, a[l], height);
         }
 }
 
-static void columns_synthesis(void *arg, int64_t task, int32_t worker)
+/* Before the transforms: TL_W channels, or their bins, become rows. */
+static void enter_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    const tl_columns *job = arg;
-    const int64_t n = job->real.n, c = task * TL_W, lanes = job->width - c < TL_W ? job->width - c : TL_W;
-    tl_cvec *z = (tl_cvec *)(job->scratch + worker * job->per_worker), *S = z + job->real.f->n;
-    tl_cvec *scratch = S + job->real.bins;
-    memset(S, 0, (size_t)job->real.bins * sizeof *S);
-    for (int64_t k = 0; k < job->modes; k++)
-        for (int64_t l = 0; l < lanes; l++) {
-            S[k].r[l] = job->re[k * job->width + c + l];
-            S[k].i[l] = job->im[k * job->width + c + l];
-        }
-    tl_real_join(&job->real, S, z);
-    const tl_vec *x = (const tl_vec *)tl_fft_lanes(job->real.f, z, scratch);
-    for (int64_t t = 0; t < n; t++) { /* parts exchanged: real ones second */
-        const tl_vec v = n % 2 ? x[2 * t + 1] : x[t ^ 1];
-        if (lanes == TL_W)
-            *(tl_vec_any *)(job->y + t * job->width + c) = v;
-        else
-            for (int64_t l = 0; l < lanes; l++)
-                job->y[t * job->width + c + l] = v[l];
+    const struct rows *job = arg;
+    const int64_t first = task * TL_W, count = tl_imin(TL_W, job->width - first);
+    float *spectra = job->spectra + first * job->apart;
+    if (job->x) {
+        transpose(job->x + first, job->width, job->n, count, job->real + first * job->n, job->n);
+        return;
     }
+    memset(spectra, 0, (size_t)(count * job->apart) * sizeof(float));
+    transpose(job->bins_in + first, job->width, 2 * job->modes, count, spectra, job->apart);
+}
+
+/* After them. */
+static void leave_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const struct rows *job = arg;
+    const int64_t first = task * TL_W, count = tl_imin(TL_W, job->width - first);
+    if (job->y)
+        transpose(job->real + first * job->n, job->n, count, job->n, job->y + first, job->width);
+    else
+        transpose(job->spectra + first * job->apart, job->apart, count, 2 * job->modes, job->bins_out + first,
+                  job->width);
 }
 
 /* ---- a transform of every channel, and its adjoint --------------------------------------------------------------- */
 
-/* re, im (modes, width) from x, or y from re, im; the other pointer is NULL. */
-static int32_t whole(tl_context *ctx, const float *x, float *re, float *im, float *y, int64_t n, int64_t width,
-                     int64_t modes)
+/* X (modes, re and im, width) from x, or y from Z; the other pointers are NULL. */
+static int32_t whole(tl_context *ctx, const tl_mix *m, const float *x, float *X, const float *Z, float *y)
 {
-    const tl_fft *f = tl_fft_get(n % 2 ? n : n / 2, TL_FFT_IN_LANES);
-    if (!f)
-        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the plan of a %lld-point transform", (long long)n);
-    tl_columns job = {{f, n, n / 2 + 1, 1.0f, x ? 1.0f : 0.5f}, width, modes, x, re, im, y, NULL, 0};
-    const int narrow = width <= TL_NARROW && tl_single_serves(f);
-    job.per_worker = (f->n + job.real.bins + tl_fft_lanes_scratch(f)) * (int64_t)sizeof(tl_cvec);
-    if (narrow) job.per_worker = up((tl_single_scratch(f) + n + 2 * job.real.bins) * 4, 64);
-    int32_t status = tl_pool_alloc(ctx, (size_t)(job.per_worker * tl_workers()), (void **)&job.scratch);
-    if (!status && narrow)
-        tl_parallel(width, tl_narrow_column, &job);
-    else if (!status)
-        tl_parallel(tl_ceil_div(width, TL_W), x ? columns_analysis : columns_synthesis, &job);
-    tl_pool_free(ctx, job.scratch);
-    tl_fft_put(f);
+    const int64_t n = m->n, width = m->width, numbers = width * n, tasks = tl_ceil_div(width, TL_W);
+    struct rows job = {n, width, m->modes, 2 * (n / 2 + 1), x, Z, y, X, NULL, NULL};
+    int32_t status = tl_pool_alloc(ctx, (size_t)(numbers + width * job.apart) * sizeof(float), (void **)&job.real);
+    if (status) return status;
+    job.spectra = job.real + numbers;
+    tl_parallel(tasks, enter_task, &job);
+    status = tl_real_transform(ctx, x ? job.real : job.spectra, x ? job.spectra : job.real, width, n, !x, 1.0,
+                               x ? 1.0 : 0.5);
+    if (!status) tl_parallel(tasks, leave_task, &job);
+    tl_pool_free(ctx, job.real);
     return status;
 }
 
-static int32_t tiled(tl_context *ctx, const float *x, float *re, float *im, float *y, int64_t n, int64_t width,
-                     int64_t modes)
+static int32_t tiled(tl_context *ctx, const tl_mix *m, const float *x, float *X, const float *Z, float *y)
 {
+    const int64_t n = m->n, width = m->width, modes = m->modes;
     const tl_fft *roots = tl_fft_get(n, TL_FFT_ROOTS);
     if (!roots)
         return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the roots of unity of %lld points", (long long)n);
-    tl_tiles job = {roots, n, width, modes, up(modes, 4), NULL, x, NULL, up(width, CHANNELS), re, im, y, NULL, 0};
+    struct tiles job = {roots, n, width, modes, up(modes, 4), NULL, x, NULL, up(width, CHANNELS), Z, y, NULL, 0};
     const int64_t blocks = (n + TILE * TL_DFT_TILES - 1) / (TILE * TL_DFT_TILES);
     const int64_t tasks = blocks * (job.columns / CHANNELS);
     const int64_t plane = 2 * modes * job.columns;
     const int64_t table = up(2 * HALF * job.padded * 4, 64), sums = x ? up(plane * 4, 64) : 0;
     job.per_worker = (2 * GROUPS + 2) * job.padded * (int64_t)sizeof(tl_vec) + up(2 * job.padded * 4, 64);
-    if (width <= TL_NARROW) job.per_worker = tl_narrow_scratch(&job);
     char *memory;
     const int64_t bytes = table + sums * (blocks + 1) + job.per_worker * tl_workers();
     int32_t status = tl_pool_alloc(ctx, (size_t)bytes, (void **)&memory);
@@ -254,19 +292,14 @@ static int32_t tiled(tl_context *ctx, const float *x, float *re, float *im, floa
         job.sums = (float *)(memory + table + sums);
         job.scratch = memory + table + sums * (blocks + 1);
         if (blocks == 1) job.sums = total;
-        if (width <= TL_NARROW)
-            tl_parallel(blocks, x ? tl_narrow_analysis : tl_narrow_synthesis, &job);
-        else
-            tl_parallel(tasks, x ? analysis_task : synthesis_task, &job);
+        tl_parallel(tasks, x ? analysis_task : synthesis_task, &job);
         if (x && blocks > 1) status = tl_column_sums(ctx, job.sums, 1, blocks, plane, 0, total);
-        for (int64_t k = 0; x && !status && k < modes; k++) {
-            memcpy(re + k * width, total + 2 * k * job.columns, (size_t)width * sizeof(float));
-            memcpy(im + k * width, total + (2 * k + 1) * job.columns, (size_t)width * sizeof(float));
-        }
+        for (int64_t row = 0; x && !status && row < 2 * modes; row++)
+            memcpy(X + row * width, total + row * job.columns, (size_t)width * sizeof(float));
         for (int64_t c = 0; x && !status && c < width; c++) { /* bin 0 takes every element with factor 1 */
-            const float poison = re[c] - re[c];
-            for (int64_t k = 0; poison != 0.0f && k < modes; k++)
-                re[k * width + c] = im[k * width + c] = poison;
+            const float poison = X[c] - X[c];
+            for (int64_t row = 0; poison != 0.0f && row < 2 * modes; row++)
+                X[row * width + c] = poison;
         }
     }
     tl_pool_free(ctx, memory);
@@ -275,59 +308,33 @@ static int32_t tiled(tl_context *ctx, const float *x, float *re, float *im, floa
 }
 
 /* X[k, c] = sum over t of x[t, c]·e^(-i·theta), k < modes. */
-static int32_t analysis(tl_context *ctx, const float *x, int64_t n, int64_t width, int64_t modes, float *re, float *im)
+static int32_t analyse(tl_context *ctx, const tl_mix *m, const float *x, float *X)
 {
-    return (truncated(n, modes) ? tiled : whole)(ctx, x, re, im, NULL, n, width, modes);
+    return (truncated(m->n, m->width, m->modes) ? tiled : whole)(ctx, m, x, X, NULL, NULL);
 }
 
-/* y[t, c] = sum over k of re[k, c]·cos(theta) - im[k, c]·sin(theta). Parts that are not finite become NaN both; the
- * imaginary parts that meet a sine of 0 are set to 0. */
-static int32_t synthesis(tl_context *ctx, float *re, float *im, int64_t n, int64_t width, int64_t modes, float *y)
+/* y[t, c] = sum over k of re[k, c]·cos(theta) - im[k, c]·sin(theta). */
+static int32_t synthesise(tl_context *ctx, const tl_mix *m, const float *Z, float *y)
 {
-    for (int64_t k = 0; k < modes; k++)
-        for (int64_t c = 0; c < width; c++) {
-            const int64_t at = k * width + c;
-            const float i = k == 0 || 2 * k == n ? 0.0f : im[at], poison = (re[at] - re[at]) + (i - i);
-            re[at] += poison;
-            im[at] = i + poison;
-        }
-    return (truncated(n, modes) ? tiled : whole)(ctx, NULL, re, im, y, n, width, modes);
+    return (truncated(m->n, m->width, m->modes) ? tiled : whole)(ctx, m, NULL, NULL, Z, y);
 }
 
 /* ---- the mix of channels ----------------------------------------------------------------------------------------- */
 
-struct mix {
-    int64_t width, modes, n;
-    const float *wRe, *wIm;
-    const float *xr, *xi; /* the spectrum of x */
-    float *zr, *zi;       /* Z, or dZ */
-    float *dr, *di;       /* dX */
-    float *gr, *gi;       /* gwRe, gwIm */
-};
-
-/* Lays out the planes of `modes * width` floats at `spectra`: X, Z and, for the VJP alone, dX. */
-static struct mix plan_mix(const float *wRe, const float *wIm, int64_t grid, int64_t width, int64_t modes,
-                           float *spectra)
-{
-    const int64_t plane = modes * width;
-    struct mix m = {.width = width, .modes = modes, .n = grid, .wRe = wRe, .wIm = wIm, .xr = spectra};
-    m.xi = spectra + plane, m.zr = spectra + 2 * plane, m.zi = spectra + 3 * plane;
-    return m;
-}
-
-static float weight(int64_t k, int64_t n) { return (float)((k == 0 || 2 * k == n ? 1.0 : 2.0) / (double)n); }
+static double weight(int64_t k, int64_t n) { return (double)(float)tl_bin_weight(k, n); }
 
 /* A task owns a mode: Z[o] = a/n·sum over c of X[c]·w[c, o], added in the order of c, real part first. */
 static void mix_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
-    const struct mix *m = arg;
+    const tl_mix *m = arg;
     const int64_t width = m->width;
-    float *restrict zr = m->zr + k * width, *restrict zi = m->zi + k * width;
-    const float scale = weight(k, m->n);
+    const float *X = m->X + 2 * k * width;
+    float *restrict zr = m->Z + 2 * k * width, *restrict zi = zr + width;
+    const float scale = (float)tl_bin_weight(k, m->n);
     for (int64_t o = 0; o < width; o++)
         zr[o] = zi[o] = 0.0f;
     for (int64_t c = 0; c < width; c++) {
-        const float r = m->xr[k * width + c], i = m->xi[k * width + c];
+        const float r = X[c], i = X[width + c];
         const float *wr = m->wRe + (k * width + c) * width, *wi = m->wIm + (k * width + c) * width;
         for (int64_t o = 0; o < width; o++) {
             zr[o] = fmaf(-i, wi[o], fmaf(r, wr[o], zr[o]));
@@ -343,9 +350,9 @@ static void mix_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 /* A task owns a mode: dX[c] = sum over o of dZ[o]·conj(w[c, o]) in 16 lanes, folded in halves. */
 static void mix_bwd_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
-    const struct mix *m = arg;
+    const tl_mix *m = arg;
     const int64_t width = m->width, whole = width / 16 * 16;
-    const float *zr = m->zr + k * width, *zi = m->zi + k * width;
+    const float *zr = m->Z + 2 * k * width, *zi = zr + width;
     for (int64_t c = 0; c < width; c++) {
         const float *wr = m->wRe + (k * width + c) * width, *wi = m->wIm + (k * width + c) * width;
         float r[16] = {0}, i[16] = {0};
@@ -358,25 +365,57 @@ static void mix_bwd_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
             r[o - whole] = fmaf(zi[o], wi[o], fmaf(zr[o], wr[o], r[o - whole]));
             i[o - whole] = fmaf(-zr[o], wi[o], fmaf(zi[o], wr[o], i[o - whole]));
         }
-        m->dr[k * width + c] = tl_fold_16(r);
-        m->di[k * width + c] = tl_fold_16(i);
+        m->D[2 * k * width + c] = tl_fold_16(r);
+        m->D[(2 * k + 1) * width + c] = tl_fold_16(i);
     }
 }
 
 /* A task owns a mode of the weights' gradients. */
 static void weights_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
-    const struct mix *m = arg;
+    const tl_mix *m = arg;
     const int64_t width = m->width;
-    const float *zr = m->zr + k * width, *zi = m->zi + k * width;
+    const float *X = m->X + 2 * k * width;
+    const float *zr = m->Z + 2 * k * width, *zi = zr + width;
     for (int64_t c = 0; c < width; c++) {
-        const float r = m->xr[k * width + c], i = m->xi[k * width + c];
+        const float r = X[c], i = X[width + c];
         const int64_t at = (k * width + c) * width;
         for (int64_t o = 0; m->gr && o < width; o++)
             m->gr[at + o] = fmaf(i, zi[o], r * zr[o]);
         for (int64_t o = 0; m->gi && o < width; o++)
             m->gi[at + o] = fmaf(-i, zr[o], r * zi[o]);
     }
+}
+
+static const tl_mix_way fast_way = {.analyse = analyse,
+                                    .synthesise = synthesise,
+                                    .mix = mix_task,
+                                    .mix_bwd = mix_bwd_task,
+                                    .weights = weights_task,
+                                    .weight = weight};
+
+/* ---- the operation ----------------------------------------------------------------------------------------------- */
+
+/* The way of the context; planes X, Z and D, and its table. */
+static int32_t begin(tl_context *ctx, tl_mix *m, const tl_mix_way **way)
+{
+    *way = tl_is_reproducible(ctx) ? &tl_chain_way : &fast_way;
+    const int64_t plane = 2 * m->modes * m->width;
+    const size_t planes = (size_t)up(3 * plane * (int64_t)sizeof(float), 64);
+    const int32_t status = tl_pool_alloc(ctx, planes + (size_t)(m->n * (*way)->table_bytes), (void **)&m->X);
+    if (status) return status;
+    m->Z = m->X + plane, m->D = m->Z + plane, m->table = (char *)m->X + planes;
+    if ((*way)->begin) (*way)->begin(m);
+    return TORCHLEAN_OK;
+}
+
+/* Parts that are not finite become NaN both; the imaginary parts that meet a sine of 0 are set to 0. */
+static int32_t finish(tl_context *ctx, const tl_mix *m, const tl_mix_way *way, float *Z, float *y)
+{
+    for (int64_t k = 0; k < m->modes; k++)
+        for (int64_t c = 0; c < m->width; c++)
+            tl_bin_prepare(k, m->n, &Z[2 * k * m->width + c], &Z[(2 * k + 1) * m->width + c]);
+    return way->synthesise(ctx, m, Z, y);
 }
 
 int32_t tl_cpu_spectral_conv1d_rfft(tl_context *ctx, const float *x, const float *wRe, const float *wIm, int64_t grid,
@@ -386,18 +425,16 @@ int32_t tl_cpu_spectral_conv1d_rfft(tl_context *ctx, const float *x, const float
         memset(y, 0, (size_t)(grid * width) * sizeof *y);
         return TORCHLEAN_OK;
     }
-    if (tl_is_reproducible(ctx)) return tl_spectral_chain(ctx, x, wRe, wIm, grid, width, modes, y);
-    const int64_t plane = modes * width;
-    float *spectra;
-    int32_t status = tl_pool_alloc(ctx, (size_t)plane * 4 * sizeof(float), (void **)&spectra);
+    tl_mix m = {.n = grid, .width = width, .modes = modes, .wRe = wRe, .wIm = wIm};
+    const tl_mix_way *way;
+    int32_t status = begin(ctx, &m, &way);
     if (status) return status;
-    struct mix mix = plan_mix(wRe, wIm, grid, width, modes, spectra);
-    status = analysis(ctx, x, grid, width, modes, spectra, spectra + plane);
+    status = way->analyse(ctx, &m, x, m.X);
     if (!status) {
-        tl_parallel(modes, mix_task, &mix);
-        status = synthesis(ctx, mix.zr, mix.zi, grid, width, modes, y);
+        tl_parallel(modes, way->mix, &m);
+        status = finish(ctx, &m, way, m.Z, y);
     }
-    tl_pool_free(ctx, spectra);
+    tl_pool_free(ctx, m.X);
     return status;
 }
 
@@ -406,33 +443,25 @@ int32_t tl_cpu_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const f
                                         float *gwRe, float *gwIm)
 {
     if (modes == 0) { /* the other gradients have no element */
-        memset(gx, 0, (size_t)(grid * width) * sizeof *gx);
+        if (gx) memset(gx, 0, (size_t)(grid * width) * sizeof *gx);
         return TORCHLEAN_OK;
     }
-    if (tl_is_reproducible(ctx)) return tl_spectral_chain_bwd(ctx, x, wRe, wIm, g, grid, width, modes, gx, gwRe, gwIm);
-    const int64_t plane = modes * width;
-    float *spectra;
-    int32_t status = tl_pool_alloc(ctx, (size_t)plane * 6 * sizeof(float), (void **)&spectra);
+    tl_mix m = {.n = grid, .width = width, .modes = modes, .wRe = wRe, .wIm = wIm, .gr = gwRe, .gi = gwIm};
+    const tl_mix_way *way;
+    int32_t status = begin(ctx, &m, &way);
     if (status) return status;
-    struct mix mix = plan_mix(wRe, wIm, grid, width, modes, spectra);
-    mix.dr = spectra + 4 * plane;
-    mix.di = spectra + 5 * plane;
-    mix.gr = gwRe;
-    mix.gi = gwIm;
-    status = analysis(ctx, g, grid, width, modes, mix.zr, mix.zi);
-    for (int64_t k = 0; k < modes; k++)
-        for (int64_t o = 0; o < width; o++) {
-            mix.zr[k * width + o] *= weight(k, grid);
-            mix.zi[k * width + o] *= weight(k, grid);
-        }
+    status = way->analyse(ctx, &m, g, m.Z);
+    for (int64_t row = 0; !status && row < 2 * modes; row++)
+        for (int64_t o = 0; o < width; o++)
+            m.Z[row * width + o] = (float)((double)m.Z[row * width + o] * way->weight(row / 2, grid));
     if (!status && gx) {
-        tl_parallel(modes, mix_bwd_task, &mix);
-        status = synthesis(ctx, mix.dr, mix.di, grid, width, modes, gx);
+        tl_parallel(modes, way->mix_bwd, &m);
+        status = finish(ctx, &m, way, m.D, gx);
     }
     if (!status && (gwRe || gwIm)) {
-        status = analysis(ctx, x, grid, width, modes, spectra, spectra + plane);
-        if (!status) tl_parallel(modes, weights_task, &mix);
+        status = way->analyse(ctx, &m, x, m.X);
+        if (!status) tl_parallel(modes, way->weights, &m);
     }
-    tl_pool_free(ctx, spectra);
+    tl_pool_free(ctx, m.X);
     return status;
 }

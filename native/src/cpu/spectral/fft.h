@@ -17,7 +17,7 @@
 #include "formula/fft_plan.h"
 #include "formula/integer.h"
 
-/* The longest transform in four steps whose roots are tables, of 8 bytes for each number: up to here reading them, from the last
+/* The longest transform in four steps whose roots are a table, of 8 bytes for each number: up to here reading them, from the last
  * cache if need be, takes less time than multiplying them together. */
 enum { TL_FFT_TABLED = 1 << 18 };
 
@@ -29,17 +29,16 @@ typedef struct tl_real {
     float edge, inner;
 } tl_real;
 
-#define tl_real_split TL_V(tl_real_split)
-#define tl_real_join TL_V(tl_real_join)
 #define tl_chirp_kernel TL_V(tl_chirp_kernel)
 #define tl_fft_get TL_V(tl_fft_get)
 #define tl_fft_put TL_V(tl_fft_put)
 #define tl_fft_lanes TL_V(tl_fft_lanes)
 #define tl_fft_large TL_V(tl_fft_large)
+#define tl_real_transform TL_V(tl_real_transform)
 
-/* The transform over m = roots->n of the chirp, n numbers, laid out around 0, `ahead` of them from 0 on, divided by m; n1 divides m,
- * which has no prime factor above 5. 0 when memory is short. */
-int tl_chirp_kernel(const double *chirp, int64_t n, int64_t ahead, const tl_roots *roots, int64_t n1, float *out);
+/* The transform over m = roots->n of the chirp, n numbers, laid out around 0, divided by m; n1 divides m, which has no prime factor
+ * above 5. 0 when memory is short. */
+int tl_chirp_kernel(const double *chirp, int64_t n, const tl_roots *roots, int64_t n1, float *out);
 
 /* The plan of a length, from the process' cache or new. NULL when memory is short. tl_fft_put gives it back. Any thread
  * may call both. */
@@ -48,15 +47,23 @@ void tl_fft_put(const tl_fft *plan);
 
 /* Complex vectors of scratch that a transform in lanes takes besides its input. */
 static inline int64_t tl_fft_lanes_scratch(const tl_fft *f) { return f->first ? 2 * f->first->n : f->n; }
+/* Whether tl_fft_large can transform a plan of lanes, too: it has a whole vector of butterflies. */
+static inline int tl_fft_fills_vectors(const tl_fft *f)
+{
+    const tl_fft *g = f->chirp ? f->first : f;
+    return g->stages > 0 && g->n >= (int64_t)g->radix[0] * TL_W;
+}
 /* Complex vectors of the buffers one worker needs for tl_fft_large. */
 static inline int64_t tl_fft_large_scratch(const tl_fft *f)
 {
     const tl_fft *g = f->chirp ? f->first : f;
+    if (f->in_lanes) return 3 * tl_ceil_div((f->chirp ? f->first->n : 0) + f->n + 2 * TL_W, TL_W);
     return 2 * (g->first->n > g->second->n ? g->first->n : g->second->n);
 }
 /* Floats of memory that tl_fft_large takes besides input and output. */
 static inline int64_t tl_fft_large_memory(const tl_fft *f)
 {
+    if (f->in_lanes) return 0;
     const tl_fft *g = f->chirp ? f->first : f;
     const int64_t matrix = g->first->n * (tl_ceil_div(g->second->n, TL_W) + 1) * 2 * TL_W;
     return matrix + (f->chirp ? 2 * g->n : 0);
@@ -65,16 +72,15 @@ static inline int64_t tl_fft_large_memory(const tl_fft *f)
 /* Transforms TL_W lanes of n complex vectors in z; returns where the result lies: z, or inside scratch. */
 tl_cvec *tl_fft_lanes(const tl_fft *f, tl_cvec *z, tl_cvec *scratch);
 
-/* From a packed transform's result Z to the bins X, and from bins S, whose idle imaginary parts it sets to 0, to what
- * the inverse transform takes, parts exchanged (spectral.c). A lane with a NaN or an infinity becomes NaN. */
-void tl_real_split(const tl_real *t, const tl_cvec *Z, tl_cvec *X);
-void tl_real_join(const tl_real *t, tl_cvec *S, tl_cvec *Z);
-
 /* Transforms one array of n complex numbers (re, im in turn) from `in` to `out`, which must not overlap; with inverse
  * the parts are exchanged on both sides. The numbers enter times `scale`. `vectors` holds tl_fft_large_scratch complex vectors
  * for every worker, or for one if `alone`: then it all runs on the calling thread. */
 void tl_fft_large(const tl_fft *f, const float *in, float *out, int inverse, float scale, float *memory,
                   tl_cvec *vectors, int alone);
+
+/* Real rows (batch, n) to packed spectra (batch, n/2 + 1, 2), or back; factors as in tl_real. */
+int32_t tl_real_transform(tl_context *ctx, const float *from, float *to, int64_t batch, int64_t n, int inverse,
+                          double edge, double inner);
 
 /* Runs all tasks, on the calling thread if `alone`. */
 static inline void tl_fft_run(int64_t tasks, tl_task_fn fn, void *arg, int alone)

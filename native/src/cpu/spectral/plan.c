@@ -113,8 +113,8 @@ static void chirp_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-/* What a convolution over m takes: `ahead` of the chirp's numbers from 0 on. */
-static int make_chirp(tl_fft *f, int64_t m, int64_t ahead)
+/* What a convolution over m takes. */
+static int make_chirp(tl_fft *f, int64_t m)
 {
     f->chirp = take(f, (size_t)f->n * 2 * sizeof(float));
     f->kernel = take(f, (size_t)m * 2 * sizeof(float));
@@ -123,7 +123,7 @@ static int make_chirp(tl_fft *f, int64_t m, int64_t ahead)
     int ok = f->chirp && f->kernel && job.chirp && make_roots(&scratch, &scratch.roots, (uint64_t)m);
     if (ok) {
         tl_parallel(tl_ceil_div(f->n, CHIRP_TASK), chirp_task, &job);
-        ok = tl_chirp_kernel(job.chirp, f->n, ahead, &scratch.roots, near_root(m), f->kernel);
+        ok = tl_chirp_kernel(job.chirp, f->n, &scratch.roots, near_root(m), f->kernel);
     }
     free(job.chirp);
     free(scratch.roots.coarse);
@@ -138,8 +138,8 @@ static void destroy(tl_fft *f)
     if (!f) return;
     destroy(f->first);
     destroy(f->second);
-    void *owned[] = {f->twiddle,    f->across,        f->real,        f->chirp,      f->kernel, f->roots.coarse,
-                     f->roots.fine, f->packed.coarse, f->packed.fine, f->lane_roots, f->turns};
+    void *owned[] = {f->twiddle, f->across,       f->real,       f->chirp,     f->kernel,
+                     f->turns,   f->roots.coarse, f->roots.fine, f->lane_roots};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         free(owned[i]);
     free(f);
@@ -209,14 +209,18 @@ static int make_turns(tl_fft *f)
 
 static int make_real(tl_fft *f)
 {
+    tl_fft scratch = {0};
     f->real = take(f, (size_t)(f->n / 2 + 1) * 2 * sizeof(float));
-    for (int64_t k = 0; f->real && k <= f->n / 2; k++) {
+    const int ok = f->real && make_roots(&scratch, &scratch.roots, 2 * (uint64_t)f->n);
+    for (int64_t k = 0; ok && k <= f->n / 2 && !(k % CHIRP_TASK == 0 && tl_interrupted()); k++) {
         double c, s;
-        tl_root_at(&f->packed, (uint64_t)k, &c, &s);
+        tl_root_at(&scratch.roots, (uint64_t)k, &c, &s);
         f->real[2 * k] = (float)c;
         f->real[2 * k + 1] = (float)s;
     }
-    return f->real != NULL;
+    free(scratch.roots.coarse);
+    free(scratch.roots.fine);
+    return ok;
 }
 
 /* `part`: of another plan, which asks for no split of real transforms. */
@@ -228,19 +232,12 @@ static tl_fft *make(int64_t n, int kind, int part)
     f->kind = kind;
     int ok = 1;
     if (kind == TL_FFT_ROOTS) {
-        f->in_lanes = 0;
-    } else if (kind == TL_FFT_HALF || kind == TL_FFT_HALF_MATRIX) {
-        const int64_t unit = kind == TL_FFT_HALF ? 16 : 16 * TL_FFT_HALF_COLUMN;
-        f->m = unit * convolution_length(tl_ceil_div(n + n / 2, unit));
-        ok = make_chirp(f, f->m, n / 2 + 1);
-    } else if (kind == TL_FFT_FULL) {
-        f->m = 16 * convolution_length(tl_ceil_div(2 * n - 1, 16));
-        ok = make_chirp(f, f->m, n);
+        ok = make_roots(f, &f->roots, 2 * (uint64_t)n);
     } else if (!is_smooth(n)) {
         const int64_t m = convolution_length(2 * n - 1);
         f->first = make(m, kind, 1);
         f->in_lanes = f->first && f->first->in_lanes;
-        ok = f->first && make_chirp(f, m, n);
+        ok = f->first && make_chirp(f, m);
     } else if (n <= TL_FFT_DIRECT || kind == TL_FFT_IN_LANES) {
         f->in_lanes = 1;
         ok = make_direct(f);
@@ -251,8 +248,7 @@ static tl_fft *make(int64_t n, int kind, int part)
         ok = f->first && f->second && make_roots(f, &f->roots, (uint64_t)n) && make_lane_roots(f) &&
              (n > TL_FFT_TABLED || make_turns(f));
     }
-    if (ok && !part && !f->m)
-        ok = make_roots(f, &f->packed, 2 * (uint64_t)n) && ((!f->in_lanes && n > TL_FFT_TABLED) || make_real(f));
+    if (ok && !part && kind != TL_FFT_ROOTS) ok = make_real(f);
     if (f->first) f->bytes += f->first->bytes;
     if (f->second) f->bytes += f->second->bytes;
     if (ok && !tl_interrupted()) return f;

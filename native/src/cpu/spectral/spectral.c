@@ -1,8 +1,8 @@
 /* Real Fourier transforms on the CPU.
  *
  * An even length is transformed as n/2 complex numbers x[2j] + i·x[2j+1], whose spectrum is then split into that of the even and
- * of the odd elements; an odd one as n complex numbers. Short transforms run TL_W rows at a time, one per lane, or few
- * of them one by one (single.c); long ones row by row, through memory. The arithmetic of a row follows from n alone.
+ * of the odd elements; an odd one as n complex numbers. Short transforms run TL_W rows at a time, one per lane; few of them,
+ * and long ones, row by row through memory. The arithmetic of a row follows from n alone.
  *
  * A row with a NaN or an infinity must come out as NaN throughout, but products with 0 and i hide them. Every element enters the
  * real part of bin 0 with factor 1, so the forward transform looks there. The inverse makes both parts of a bin NaN that has a
@@ -13,12 +13,11 @@
  * is far below a rounding of a spectrum that large. */
 #include "core/threads.h"
 #include "cpu/spectral/fft.h"
-#include "cpu/spectral/single.h"
 #include "formula/butterfly.h"
 #include "formula/integer.h"
 #include "generated/spectral.h"
 
-enum { SPLIT_PIECE = 1 << 13, ROWS_ALONE = 4, ALONE_MOST = 1 << 18 };
+enum { SPLIT_PIECE = 1 << 13, ROWS_ALONE = 4, ALONE_MAX = 1 << 18 };
 enum { FEW_ROWS = TL_W / 2 }; /* that leave lanes empty */
 
 #define DOWN 0x1p-64f
@@ -61,7 +60,7 @@ static int row_is_finite(const struct job *job, const float *row)
 
 /* ---- lanes ------------------------------------------------------------------------------------------------------- */
 
-void tl_real_split(const tl_real *t, const tl_cvec *Z, tl_cvec *X)
+static void split_lanes(const tl_real *t, const tl_cvec *Z, tl_cvec *X)
 {
     const int64_t n = t->n, h = n / 2;
     const tl_vec zero = {0};
@@ -96,7 +95,7 @@ TL_INLINE tl_cvec weighted(const tl_cvec *S, int64_t k, float factor)
 }
 
 /* To what the inverse complex transform takes, with the parts exchanged. */
-void tl_real_join(const tl_real *t, tl_cvec *S, tl_cvec *Z)
+static void join_lanes(const tl_real *t, tl_cvec *S, tl_cvec *Z)
 {
     const int64_t n = t->n, h = n / 2;
     const tl_vec zero = {0};
@@ -122,12 +121,12 @@ void tl_real_join(const tl_real *t, tl_cvec *S, tl_cvec *Z)
     }
 }
 
-/* v[i·step] times a factor for every lane, i < n; 0 in the lanes whose numbers are finite. */
-TL_INLINE tl_vec times_lanes(tl_vec *v, int64_t n, int64_t step, const tl_vec *by)
+/* v[i·step] times a factor, i < n; 0 in the lanes whose numbers are finite. */
+TL_INLINE tl_vec scale_lanes(tl_vec *v, int64_t n, int64_t step, float by)
 {
     tl_vec poison = {0};
     for (int64_t i = 0; i < n; i++) {
-        if (by) v[i * step] *= *by;
+        if (by != 1.0f) v[i * step] *= by;
         poison += v[i * step] - v[i * step];
     }
     return poison;
@@ -141,36 +140,33 @@ static tl_cvec *scratch_behind(const struct job *job, tl_cvec *bins)
     return job->real.f->chirp ? bins + job->real.bins : bins;
 }
 
-/* A group of rows, the lanes' rows times `down`, and the result times `up` where these are given. Returns 0 in the lanes whose
- * result is finite. */
-static tl_vec lanes_forward(const struct job *job, int64_t row, int64_t lanes, tl_cvec *z, const tl_vec *down,
-                            const tl_vec *up)
+/* A group of rows, which enter times `down`, and the result times `up`. Returns 0 in the lanes whose result is finite. */
+static tl_vec lanes_forward(const struct job *job, int64_t row, int64_t lanes, tl_cvec *z, float down, float up)
 {
     const int64_t n = job->real.n, packed = 2 * job->real.bins;
     tl_cvec *const behind = z + job->real.f->n, *x = behind;
     tl_lanes_in(job->from + row * n, n, lanes, n, (tl_vec *)z, n % 2 ? 2 : 1);
-    if (down) times_lanes((tl_vec *)z, n, n % 2 ? 2 : 1, down);
+    if (down != 1.0f) scale_lanes((tl_vec *)z, n, n % 2 ? 2 : 1, down);
     for (int64_t t = 0; n % 2 && t < n; t++)
         z[t].i = (tl_vec){0};
     const tl_cvec *const Z = tl_fft_lanes(job->real.f, z, scratch_behind(job, behind));
     if (Z == behind) x = z; /* whose last bin takes the place of Z[0] once it has been read */
-    tl_real_split(&job->real, Z, x);
-    const tl_vec poison = times_lanes((tl_vec *)x, packed, 1, up);
+    split_lanes(&job->real, Z, x);
+    const tl_vec poison = scale_lanes((tl_vec *)x, packed, 1, up);
     tl_lanes_out((const tl_vec *)x, 1, 0, lanes, packed, job->to + row * packed, packed);
     return poison;
 }
 
-static tl_vec lanes_inverse(const struct job *job, int64_t row, int64_t lanes, tl_cvec *z, const tl_vec *down,
-                            const tl_vec *up)
+static tl_vec lanes_inverse(const struct job *job, int64_t row, int64_t lanes, tl_cvec *z, float down, float up)
 {
     const int64_t n = job->real.n, packed = 2 * job->real.bins, step = n % 2 ? 2 : 1;
     tl_cvec *const x = z + job->real.f->n;
     tl_lanes_in(job->from + row * packed, packed, lanes, packed, (tl_vec *)x, 1);
-    if (down) times_lanes((tl_vec *)x, packed, 1, down);
-    tl_real_join(&job->real, x, z);
+    if (down != 1.0f) scale_lanes((tl_vec *)x, packed, 1, down);
+    join_lanes(&job->real, x, z);
     tl_vec *out = (tl_vec *)tl_fft_lanes(job->real.f, z, scratch_behind(job, x)) +
                   n % 2; /* of an odd length the parts that lie second */
-    const tl_vec poison = times_lanes(out, n, step, up);
+    const tl_vec poison = scale_lanes(out, n, step, up);
     tl_lanes_out(out, step, step == 1, lanes, n, job->to + row * n, n);
     return poison;
 }
@@ -180,43 +176,26 @@ static void lanes_task(void *arg, int64_t task, int32_t worker)
 {
     const struct job *job = arg;
     const int64_t length = job->inverse ? 2 * job->real.bins : job->real.n, end = (task + 1) * job->per_task * TL_W;
+    tl_vec (*const run)(const struct job *, int64_t, int64_t, tl_cvec *, float, float) = job->inverse ? lanes_inverse
+                                                                                                      : lanes_forward;
     tl_cvec *z = (tl_cvec *)(job->scratch + worker * job->per_worker);
     for (int64_t row = task * job->per_task * TL_W; row < end && row < job->batch; row += TL_W) {
         const int64_t lanes = job->batch - row < TL_W ? job->batch - row : TL_W;
-        const tl_vec poison = (job->inverse ? lanes_inverse : lanes_forward)(job, row, lanes, z, NULL, NULL);
+        const tl_vec poison = run(job, row, lanes, z, 1.0f, 1.0f);
         if (!tl_any_lane(poison)) continue;
-        tl_vec down = {0}, up = {0};
-        int again = 0;
-        for (int64_t l = 0; l < lanes; l++) {
-            const int scaled = poison[l] != 0.0f && row_is_finite(job, job->from + (row + l) * length);
-            down[l] = scaled ? DOWN : 1.0f;
-            up[l] = scaled ? UP : 1.0f;
-            again |= scaled;
-        }
-        if (again) (job->inverse ? lanes_inverse : lanes_forward)(job, row, lanes, z, &down, &up);
+        for (int64_t l = 0; l < lanes; l++)
+            if (poison[l] != 0.0f && row_is_finite(job, job->from + (row + l) * length))
+                run(job, row + l, 1, z, DOWN, UP);
     }
-}
-
-/* A task owns one row. */
-static void single_task(void *arg, int64_t row, int32_t worker)
-{
-    const struct job *job = arg;
-    const int64_t n = job->real.n, packed = 2 * job->real.bins;
-    const float *from = job->from + row * (job->inverse ? packed : n);
-    float *to = job->to + row * (job->inverse ? n : packed);
-    float *scratch = (float *)(job->scratch + worker * job->per_worker);
-    int (*const run)(const tl_real *, const float *, float *, float *, float, float) = job->inverse ? tl_single_inverse
-                                                                                                    : tl_single_forward;
-    if (!run(&job->real, from, to, scratch, 1.0f, 1.0f) && row_is_finite(job, from))
-        run(&job->real, from, to, scratch, DOWN, UP);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
+/* `before` and `after`: what numbers that are read, and the bins of them, are scaled by. */
 struct row {
     const struct job *job;
     const float *from;
-    float *to, scale;
+    float *to, before, after;
 };
 
 /* A task owns a piece of a result, which it scales up, or looks whether it is finite. */
@@ -243,38 +222,20 @@ static int run_pieces(float *x, int64_t n, int scaled, int alone)
     return p.bad;
 }
 
-TL_INLINE number bin(const float *S, int64_t k, float factor, int edge)
+/* Bin k; `edge`: one of those whose imaginary part is idle. */
+TL_INLINE number bin(const struct row *row, int64_t k, int edge)
 {
-    const float r = S[2 * k], i = edge ? 0.0f : S[2 * k + 1], poison = (r - r) + (i - i);
-    return (number){r * factor + poison, i * factor + poison};
+    const float *S = row->from + 2 * k, factor = edge ? row->job->real.edge : row->job->real.inner;
+    const float r = S[0] * row->before, i = edge ? 0.0f : S[1] * row->before, poison = (r - r) + (i - i);
+    return (number){(r * factor + poison) * row->after, (i * factor + poison) * row->after};
 }
 
-/* The root of bin k. */
-TL_INLINE number root_of(const tl_fft *f, int64_t k)
+/* TL_W inner bins. */
+TL_INLINE tl_cvec inner_bins(const struct row *row, int64_t k)
 {
-    if (f->real) return (number){f->real[2 * k], f->real[2 * k + 1]};
-    double c, s;
-    tl_root_at(&f->packed, (uint64_t)k, &c, &s);
-    return (number){(float)c, (float)s};
-}
-
-/* The roots of bins k .. k + TL_W - 1; 0 where they are not of one entry of the coarse table. */
-TL_INLINE int find_roots(const tl_fft *f, int64_t k, tl_cvec *w)
-{
-    if (f->real) {
-        *w = tl_complex_in(f->real + 2 * k, TL_W, 0);
-        return 1;
-    }
-    const tl_roots *t = &f->packed;
-    const int64_t at = k & ((INT64_C(1) << t->shift) - 1);
-    if (at + TL_W > INT64_C(1) << t->shift) return 0;
-    const double *a = t->coarse + 2 * (k >> t->shift), *b = t->fine + 2 * at;
-    tl_vec_double c, s;
-    for (int l = 0; l < TL_W; l++)
-        c[l] = b[2 * l], s[l] = b[2 * l + 1];
-    *w = (tl_cvec){__builtin_convertvector(c * a[0] - s * a[1], tl_vec),
-                   __builtin_convertvector(s * a[0] + c * a[1], tl_vec)};
-    return 1;
+    const tl_cvec v = tl_complex_in(row->from + 2 * k, TL_W, 0);
+    const tl_cvec s = {v.r * row->before, v.i * row->before}, a = weighted(&s, 0, row->job->real.inner);
+    return (tl_cvec){a.r * row->after, a.i * row->after};
 }
 
 /* A task owns the pairs k, h-k of a piece; 1 <= k <= h/2. In place. */
@@ -287,8 +248,8 @@ static void split_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const float half = 0.5f * job->real.inner;
     number *z = (number *)row->to;
     for (int64_t k = from; k < end; k++) {
-        tl_cvec roots;
-        if (k + TL_W <= end && k + 2 * TL_W <= h - k && find_roots(job->real.f, k, &roots)) {
+        if (k + TL_W <= end && k + 2 * TL_W <= h - k) {
+            const tl_cvec roots = tl_complex_in(job->real.f->real + 2 * k, TL_W, 0);
             float *const low = row->to + 2 * k, *const high = row->to + 2 * (h - k - TL_W + 1);
             const tl_cvec a = tl_complex_in(low, TL_W, 0), b = tl_backwards(tl_complex_in(high, TL_W, 0));
             tl_cvec u, v;
@@ -298,8 +259,9 @@ static void split_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
             k += TL_W - 1;
             continue;
         }
-        const number w = root_of(job->real.f, k), a = z[k], b = z[h - k];
-        TL_SPLIT(a, b, w.r, w.i, half, z[k].r, z[k].i, z[h - k].r, z[h - k].i);
+        const float *w = job->real.f->real + 2 * k;
+        const number a = z[k], b = z[h - k];
+        TL_SPLIT(a, b, w[0], w[1], half, z[k].r, z[k].i, z[h - k].r, z[h - k].i);
     }
 }
 
@@ -312,25 +274,21 @@ static void join_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const int64_t end = from + SPLIT_PIECE < h / 2 + 1 ? from + SPLIT_PIECE : h / 2 + 1;
     number *z = (number *)row->to;
     for (int64_t k = from; k < end; k++) {
-        tl_cvec roots;
-        if (k > 0 && k + TL_W <= end && k + 2 * TL_W <= h - k && find_roots(job->real.f, k, &roots)) {
-            const int64_t other = 2 * (h - k - TL_W + 1);
-            const float factor = job->real.inner;
-            const tl_cvec s = tl_complex_in(row->from + 2 * k, TL_W, 0), t = tl_complex_in(row->from + other, TL_W, 0);
-            tl_cvec a = weighted(&s, 0, factor), b = tl_backwards(weighted(&t, 0, factor)), u, v;
-            a = (tl_cvec){a.r * row->scale, a.i * row->scale}, b = (tl_cvec){b.r * row->scale, b.i * row->scale};
+        if (k > 0 && k + TL_W <= end && k + 2 * TL_W <= h - k) {
+            const tl_cvec roots = tl_complex_in(job->real.f->real + 2 * k, TL_W, 0);
+            const int64_t other = h - k - TL_W + 1;
+            const tl_cvec a = inner_bins(row, k), b = tl_backwards(inner_bins(row, other));
+            tl_cvec u, v;
             TL_JOIN(a, b, roots.r, roots.i, u.r, u.i, v.r, v.i);
-            tl_complex_out(tl_backwards(v), row->to + other, TL_W, 0);
+            tl_complex_out(tl_backwards(v), row->to + 2 * other, TL_W, 0);
             tl_complex_out(u, row->to + 2 * k, TL_W, 0);
             k += TL_W - 1;
             continue;
         }
-        const float factor = k ? job->real.inner : job->real.edge;
-        number a = bin(row->from, k, factor, k == 0), b = bin(row->from, h - k, factor, k == 0);
-        a = (number){a.r * row->scale, a.i * row->scale}, b = (number){b.r * row->scale, b.i * row->scale};
-        const number w = root_of(job->real.f, k);
+        const number a = bin(row, k, k == 0), b = bin(row, h - k, k == 0);
+        const float *w = job->real.f->real + 2 * k;
         number x, y;
-        TL_JOIN(a, b, w.r, w.i, x.r, x.i, y.r, y.i);
+        TL_JOIN(a, b, w[0], w[1], x.r, x.i, y.r, y.i);
         if (k) z[h - k] = y;
         z[k] = x;
     }
@@ -356,7 +314,7 @@ static void forward_row(const struct job *job, int64_t row_index, int32_t worker
         X[0] = (r + i) * job->real.edge;
         X[2 * h] = (r - i) * job->real.edge;
         X[1] = X[2 * h + 1] = 0.0f;
-        struct row row = {job, NULL, X, 1.0f};
+        struct row row = {job, NULL, X, 1.0f, 1.0f};
         tl_fft_run(tl_ceil_div(h / 2, SPLIT_PIECE), split_task, &row, job->alone);
     } else {
         for (int64_t t = 0; t < n; t++) {
@@ -383,14 +341,15 @@ static void inverse_row(const struct job *job, int64_t row_index, int32_t worker
     float *work = (float *)(job->scratch + worker * job->per_worker), *z = work + tl_fft_large_memory(f),
           *Z = z + 2 * f->n;
     tl_cvec *vectors = aligned(Z + (n % 2 ? 2 * n : 0));
+    /* of short rows the scale comes first, as in lanes */
+    const struct row row = {job, S, z, f->in_lanes ? scale : 1.0f, f->in_lanes ? 1.0f : scale};
     if (n % 2 == 0) {
-        struct row row = {job, S, z, scale};
-        tl_fft_run(tl_ceil_div(n / 4 + 1, SPLIT_PIECE), join_task, &row, job->alone);
+        tl_fft_run(tl_ceil_div(n / 4 + 1, SPLIT_PIECE), join_task, (void *)&row, job->alone);
         tl_fft_large(f, z, x, 1, 1.0f, work, vectors, job->alone);
         return;
     }
     for (int64_t k = 0; k < job->real.bins; k++) {
-        const number s = bin(S, k, k ? job->real.inner : job->real.edge, k == 0);
+        const number s = bin(&row, k, k == 0);
         z[2 * k] = s.r;
         z[2 * k + 1] = s.i;
         if (k) {
@@ -398,7 +357,7 @@ static void inverse_row(const struct job *job, int64_t row_index, int32_t worker
             z[2 * (n - k) + 1] = -s.i;
         }
     }
-    tl_fft_large(f, z, Z, 1, scale, work, vectors, job->alone);
+    tl_fft_large(f, z, Z, 1, 1.0f, work, vectors, job->alone);
     for (int64_t t = 0; t < n; t++)
         x[t] = Z[2 * t];
 }
@@ -418,65 +377,75 @@ static void row_task(void *arg, int64_t row, int32_t worker)
 
 /* ---- both -------------------------------------------------------------------------------------------------------- */
 
-static int32_t transform(tl_context *ctx, const float *from, float *to, int64_t batch, int64_t n, int inverse,
-                         double edge, double inner)
+/* Whole groups of lanes, a few to a task. */
+static int32_t run_lanes(tl_context *ctx, struct job job)
 {
-    const tl_fft *f = tl_fft_get(n % 2 ? n : n / 2, TL_FFT_ANY);
-    if (!f)
-        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the plan of a %lld-point transform", (long long)n);
-    struct job job = {{f, n, n / 2 + 1, (float)edge, (float)inner}, from, to, batch, NULL, 0, 1, 0, inverse};
+    const tl_fft *f = job.real.f;
+    const int64_t groups = tl_ceil_div(job.batch, TL_W), small = 8192 / (job.real.n * TL_W);
+    job.per_task = small > 1 ? small : 1;
+    job.per_worker = (f->n + job.real.bins + tl_fft_lanes_scratch(f)) * (int64_t)sizeof(tl_cvec);
+    const int32_t status = tl_pool_alloc(ctx, (size_t)(job.per_worker * tl_workers()), (void **)&job.scratch);
+    if (!status) tl_parallel(tl_ceil_div(groups, job.per_task), lanes_task, &job);
+    tl_pool_free(ctx, job.scratch);
+    return status;
+}
+
+/* Many rows: one per task; few long ones: all threads on each. */
+static int32_t run_rows(tl_context *ctx, struct job job)
+{
+    const tl_fft *f = job.real.f;
+    const int64_t n = job.real.n;
     const int32_t workers = tl_workers();
-    int64_t bytes;
-    if (f->in_lanes) {
-        const int64_t groups = tl_ceil_div(batch, TL_W), small = 8192 / (n * TL_W);
-        job.per_task = small > 1 ? small : 1;
-        const int single = batch <= FEW_ROWS && tl_single_serves(f);
-        job.per_worker = (f->n + job.real.bins + tl_fft_lanes_scratch(f)) * (int64_t)sizeof(tl_cvec);
-        if (single) job.per_worker = tl_ceil_div(tl_single_scratch(f), 64) * 64 * (int64_t)sizeof(float);
-        bytes = job.per_worker * workers;
-        int32_t status = tl_pool_alloc(ctx, (size_t)bytes, (void **)&job.scratch);
-        if (!status && single)
-            tl_parallel(batch, single_task, &job);
-        else if (!status)
-            tl_parallel((groups + job.per_task - 1) / job.per_task, lanes_task, &job);
-        tl_pool_free(ctx, job.scratch);
-        tl_fft_put(f);
-        return status;
-    }
-    /* many rows: one per task; few or long ones: all threads on each */
-    job.alone = batch >= ROWS_ALONE && n <= ALONE_MOST;
-    const int64_t numbers = n % 2 ? 2 * n : inverse ? f->n : 0, wide = (numbers * 2 + 15) / 16 * 16;
+    job.alone = f->in_lanes || (job.batch >= ROWS_ALONE && n <= ALONE_MAX);
+    const int64_t numbers = n % 2 ? 2 * n : job.inverse ? f->n : 0, wide = (numbers * 2 + 15) / 16 * 16;
     const int64_t vectors = tl_fft_large_scratch(f) * (int64_t)sizeof(tl_cvec);
     job.per_worker = (tl_fft_large_memory(f) + wide + 32) * (int64_t)sizeof(float);
     job.per_worker += vectors * (job.alone ? 1 : workers);
     job.per_worker = (job.per_worker + 255) / 256 * 256;
-    int32_t status = tl_pool_alloc(ctx, (size_t)(job.per_worker * (job.alone ? workers : 1)), (void **)&job.scratch);
+    const int64_t bytes = job.per_worker * (job.alone ? workers : 1);
+    const int32_t status = tl_pool_alloc(ctx, (size_t)bytes, (void **)&job.scratch);
     if (!status && job.alone)
-        tl_parallel(batch, row_task, &job);
+        tl_parallel(job.batch, row_task, &job);
     else if (!status)
-        for (int64_t row = 0; row < batch && !tl_interrupted(); row++)
+        for (int64_t row = 0; row < job.batch && !tl_interrupted(); row++)
             row_task(&job, row, 0);
     tl_pool_free(ctx, job.scratch);
+    return status;
+}
+
+int32_t tl_real_transform(tl_context *ctx, const float *from, float *to, int64_t batch, int64_t n, int inverse,
+                          double edge, double inner)
+{
+    const tl_fft *f = tl_fft_get(n % 2 ? n : n / 2, TL_FFT_ANY);
+    if (!f)
+        return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the plan of a %lld-point transform", (long long)n);
+    const struct job job = {.real = {f, n, n / 2 + 1, (float)edge, (float)inner},
+                            .from = from,
+                            .to = to,
+                            .batch = batch,
+                            .inverse = inverse};
+    const int lanes = f->in_lanes && (batch > FEW_ROWS || !tl_fft_fills_vectors(f));
+    const int32_t status = lanes ? run_lanes(ctx, job) : run_rows(ctx, job);
     tl_fft_put(f);
     return status;
 }
 
 int32_t tl_cpu_rfft1d_packed(tl_context *ctx, const float *x, int64_t batch, int64_t n, float *spec)
 {
-    return transform(ctx, x, spec, batch, n, 0, 1.0, 1.0);
+    return tl_real_transform(ctx, x, spec, batch, n, 0, 1.0, 1.0);
 }
 
 int32_t tl_cpu_rfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gx)
 {
-    return transform(ctx, g, gx, batch, n, 1, 1.0, 0.5);
+    return tl_real_transform(ctx, g, gx, batch, n, 1, 1.0, 0.5);
 }
 
 int32_t tl_cpu_irfft1d_packed(tl_context *ctx, const float *spec, int64_t batch, int64_t n, float *x)
 {
-    return transform(ctx, spec, x, batch, n, 1, 1.0 / (double)n, 1.0 / (double)n);
+    return tl_real_transform(ctx, spec, x, batch, n, 1, 1.0 / (double)n, 1.0 / (double)n);
 }
 
 int32_t tl_cpu_irfft1d_packed_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, float *gspec)
 {
-    return transform(ctx, g, gspec, batch, n, 0, 1.0 / (double)n, 2.0 / (double)n);
+    return tl_real_transform(ctx, g, gspec, batch, n, 0, 1.0 / (double)n, 2.0 / (double)n);
 }

@@ -122,51 +122,10 @@ TL_INLINE int tl_any_lane(tl_vec v)
 #endif
 }
 
-/* Whether the rows of all lanes are so few columns that they follow each other in `cols` vectors, a power of two: perfect shuffles, a
- * number for each bit of the column, bring those into lanes and back. */
-TL_INLINE int tl_are_narrow(int64_t stride, int64_t lanes, int64_t cols)
-{
-    return lanes == TL_W && stride == cols && cols <= 4 && cols < TL_W && cols != 3;
-}
-
-TL_INLINE void tl_narrow_in(const float *x, const int cols, tl_vec *buffer, int64_t step)
-{
-    tl_vec a[4], b[4];
-    for (int i = 0; i < cols; i++)
-        a[i] = *(const tl_vec_any *)(x + i * TL_W);
-    for (int width = 1; width < cols; width *= 2) {
-        for (int i = 0; i < cols / 2; i++) {
-            b[i] = tl_every_other(a[2 * i], a[2 * i + 1], 0);
-            b[i + cols / 2] = tl_every_other(a[2 * i], a[2 * i + 1], 1);
-        }
-        for (int i = 0; i < cols; i++)
-            a[i] = b[i];
-    }
-    for (int i = 0; i < cols; i++)
-        buffer[i * step] = a[i];
-}
-
-TL_INLINE void tl_narrow_out(const tl_vec *buffer, int64_t step, int64_t flip, const int cols, float *x)
-{
-    tl_vec a[4];
-    for (int i = 0; i < cols; i++)
-        a[i] = buffer[(i ^ flip) * step];
-    tl_shuffle_rows(a, cols);
-    for (int i = 0; i < cols; i++)
-        *(tl_vec_any *)(x + i * TL_W) = a[i];
-}
-
 /* buffer[c·step] of every lane = row[c], for c < cols; lane l reads the row at x + l·stride. Lanes from `lanes` on get 0. */
 static inline void tl_lanes_in(const float *x, int64_t stride, int64_t lanes, int64_t cols, tl_vec *buffer,
                                int64_t step)
 {
-    if (tl_are_narrow(stride, lanes, cols)) {
-        switch (cols) {
-        case 1: tl_narrow_in(x, 1, buffer, step); return;
-        case 2: tl_narrow_in(x, 2, buffer, step); return;
-        default: tl_narrow_in(x, 4, buffer, step); return;
-        }
-    }
     for (int64_t c = 0; c < cols; c += TL_W) {
         const int64_t n = cols - c < TL_W ? cols - c : TL_W;
         tl_vec a[TL_W];
@@ -182,13 +141,6 @@ static inline void tl_lanes_in(const float *x, int64_t stride, int64_t lanes, in
 static inline void tl_lanes_out(const tl_vec *buffer, int64_t step, int64_t flip, int64_t lanes, int64_t cols, float *x,
                                 int64_t stride)
 {
-    if (tl_are_narrow(stride, lanes, cols)) {
-        switch (cols) {
-        case 1: tl_narrow_out(buffer, step, 0, 1, x); return;
-        case 2: tl_narrow_out(buffer, step, flip, 2, x); return;
-        default: tl_narrow_out(buffer, step, flip, 4, x); return;
-        }
-    }
     for (int64_t c = 0; c < cols; c += TL_W) {
         const int64_t n = cols - c < TL_W ? cols - c : TL_W;
         tl_vec a[TL_W];

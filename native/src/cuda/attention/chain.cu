@@ -1,6 +1,6 @@
 /* Attention in the mode `reproducible` on CUDA: a pass over queries, which gives the result, or gQ and what the pass over keys
  * needs, and a pass over keys (attention/chain_passes.cuh). */
-#include "cuda/attention/chain.cuh"
+#include "cuda/attention/engines.cuh"
 
 #include "cuda/attention/chain_passes.cuh"
 
@@ -26,6 +26,11 @@ struct RowPlaces {
     {
         return sample * at.batch + head * at.head + row * at.row;
     }
+    __device__ __forceinline__ uint32_t member(int64_t number) const
+    {
+        uint32_t row;
+        return rows.divmod((uint32_t)number, &row);
+    }
     __device__ __forceinline__ void find(int64_t number, int64_t *in_g, int64_t *in_out) const
     {
         uint32_t row, head;
@@ -39,11 +44,12 @@ struct RowPlaces {
  * times: there (STAGED) the block copies 32 columns of its queries at a time into shared memory, whose rows are 36 apart, so that
  * 8 lanes that read four elements each read 32 banks. */
 template <int VECTOR, bool STAGED>
-__global__ void __launch_bounds__(128)
-    dot_kernel(const float *g, const float *out, const RowPlaces places, int64_t rows, int64_t width, double *dot)
+__global__ void __launch_bounds__(128) dot_kernel(const float *g, const float *out, const RowPlaces places,
+                                                  int64_t rows, int64_t width, const uint8_t *only, double *dot)
 {
     constexpr int COLUMNS = 32, PITCH = COLUMNS + 4, UNITS = COLUMNS / VECTOR;
     const int64_t first = (int64_t)blockIdx.x * 128, row = first + threadIdx.x;
+    if (only && !__syncthreads_or(row < rows && only[places.member(row)])) return;
     double sum = 0.0;
     if constexpr (STAGED) {
         __shared__ __align__(16) float xs[128 * PITCH], ys[128 * PITCH];
@@ -80,34 +86,6 @@ __global__ void __launch_bounds__(128)
     if (row < rows) dot[row] = sum;
 }
 
-/* Which rows of x (members, n, width) are finite, into `to`: a flag per tile. A warp owns a tile. */
-__global__ void __launch_bounds__(128) finite_kernel(const float *x, const Geometry a, const Layout at, int64_t n,
-                                                     int64_t width, int64_t tiles, uint8_t *to)
-{
-    const int64_t item = (int64_t)blockIdx.x * 4 + threadIdx.x / 32, b = item / tiles;
-    if (b >= a.members) return;
-    const int64_t first = (item - b * tiles) * chain::TILE, end = first + chain::TILE < n ? first + chain::TILE : n;
-    const float *const rows = x + at.member(a, b);
-    bool finite = true;
-    for (int64_t i = first; i < end; i++)
-        for (int64_t c = threadIdx.x % 32; c < width; c += 32)
-            finite &= fabsf(rows[i * at.row + c]) <= FLT_MAX;
-    finite = __all_sync(0xffffffffu, finite);
-    if (threadIdx.x % 32 == 0) to[item] = finite;
-}
-
-/* The same of a contiguous array, which `at` then is. */
-int32_t scan(tl_context *ctx, const chain::Args &a, const float *x, const Layout &at, int64_t n, int64_t width,
-             uint8_t *to)
-{
-    const int64_t tiles = tl_ceil_div(n, chain::TILE), items = a.members * tiles;
-    if (at.row == width && at.head == n * width && at.batch == a.kv_heads * at.head)
-        return scan(ctx, a, x, n, width, to);
-    if (items == 0) return TORCHLEAN_OK;
-    return tl_launch(ctx, "attention_finite", finite_kernel, tl_grid(items, 4), 128, x, (const Geometry &)a, at, n,
-                     width, tiles, to);
-}
-
 /* Whether all rows begin with whole 16 bytes and are made of them. */
 bool is_wide(const float *x, const Layout &at, int64_t width)
 {
@@ -130,25 +108,29 @@ chain::Args make_args(const Geometry &of, const float *Q, const float *K, const 
 } /* namespace */
 
 int32_t chain_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V, float *out,
-                      const Layouts *at)
+                      const Layouts *at, const uint8_t *only)
 {
     chain::Args a = make_args(of, Q, K, V, at);
-    a.result = out;
+    a.result = out, a.only = only;
     if (a.members * a.rows == 0 || a.v == 0) return TORCHLEAN_OK;
     tl_scratch<uint8_t> finite(ctx);
-    if (a.limited) {
+    if (a.limited && !only) {
         TL_TRY(finite.allocate(a.members * tl_ceil_div(a.keys, chain::TILE)));
-        TL_TRY(scan(ctx, a, V, a.at_v, a.keys, a.v, finite));
+        TL_TRY(scan_finite(ctx, a, V, a.at_v, a.keys, a.v, finite));
         a.finite_v = finite;
+    } else if (only) {
+        a.finite_v = only + a.members;
     }
     return chain::query_pass(ctx, a);
 }
 
 int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
-                       const float *out, const float *g, float *gQ, float *gK, float *gV, const Layouts *at)
+                       const float *out, const float *g, float *gQ, float *gK, float *gV, const Layouts *at,
+                       const uint8_t *only)
 {
     chain::Args a = make_args(of, Q, K, V, at);
-    a.out = out, a.g = g, a.gQ = a.d > 0 ? gQ : nullptr, a.gK = a.d > 0 ? gK : nullptr, a.gV = a.v > 0 ? gV : nullptr;
+    a.only = only, a.out = out, a.g = g, a.gQ = a.d > 0 ? gQ : nullptr, a.gK = a.d > 0 ? gK : nullptr,
+    a.gV = a.v > 0 ? gV : nullptr;
     a.wide_v = a.wide_v && is_wide(g, a.at_g, a.v);
     const int64_t all = a.members * a.rows, least = a.d < a.v ? a.d : a.v, most = a.d > a.v ? a.d : a.v;
     const int64_t of_keys = a.members * tl_ceil_div(a.keys, chain::TILE),
@@ -158,13 +140,16 @@ int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, cons
     a.reference = reinterpret_cast<double *>((char *)scratch);
     a.inverse = a.reference + all;
     a.dot = a.inverse + all;
-    if (a.limited) {
+    if (a.limited && !only) {
         uint8_t *const finite = reinterpret_cast<uint8_t *>(a.dot + all);
-        TL_TRY(scan(ctx, a, K, a.at_k, a.keys, a.d, finite));
-        TL_TRY(scan(ctx, a, Q, a.at_q, a.rows, a.d, finite + of_keys));
-        TL_TRY(scan(ctx, a, g, a.at_g, a.rows, a.v, finite + of_keys + of_rows));
+        TL_TRY(scan_finite(ctx, a, K, a.at_k, a.keys, a.d, finite));
+        TL_TRY(scan_finite(ctx, a, Q, a.at_q, a.rows, a.d, finite + of_keys));
+        TL_TRY(scan_finite(ctx, a, g, a.at_g, a.rows, a.v, finite + of_keys + of_rows));
         a.finite_k = finite, a.finite_q = finite + of_keys, a.finite_g = finite + of_keys + of_rows;
         a.settled = finite; /* the flags of keys are for the pass over queries alone */
+    } else if (only) {
+        a.finite_k = a.finite_g = only + a.members;
+        a.finite_q = const_cast<uint8_t *>(only + a.members); /* what is written there is 0 */
     }
     /* STAGED beyond two sectors of a line */
     const bool wide = is_wide(g, a.at_g, a.v) && is_wide(out, a.at_out, a.v);
@@ -173,7 +158,8 @@ int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, cons
     const auto dot = a.v > 16 ? (wide ? dot_kernel<4, true> : dot_kernel<1, true>)
                               : (wide ? dot_kernel<4, false> : dot_kernel<1, false>);
     if (all > 0)
-        TL_TRY(tl_launch(ctx, "attention_chain_bwd", dot, tl_grid(all, 128), 128, g, out, places, all, a.v, a.dot));
+        TL_TRY(
+            tl_launch(ctx, "attention_chain_bwd", dot, tl_grid(all, 128), 128, g, out, places, all, a.v, only, a.dot));
     const bool pairs = a.gQ && a.gK && a.gV && a.rows > chain::FEW_QUERIES && least <= chain::SHORT &&
                        most > chain::SHORT && most <= 128;
     TL_TRY(pairs ? chain::query_pass_bwd_of_pairs(ctx, a) : chain::query_pass_bwd(ctx, a));

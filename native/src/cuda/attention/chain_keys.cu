@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
     const int64_t from = C::MANY ? (int64_t)(a.chunk + blockIdx.y) * C::DP : 0;
     const float *K = a.K + a.at_k.member(a, b), *V = a.V + a.at_v.member(a, b);
 
-    if (a.settled && a.settled[blockIdx.x]) return;
+    if ((a.settled && a.settled[blockIdx.x]) || a.leaves_out(b)) return;
     if (threadIdx.x == 0) *sources = {a.Q + a.at_q.member(a, b), a.g + a.at_g.member(a, b)};
     if (!C::MANY) {
         copy_rows<D, C::ROWS>(Ks, K, j0, a.keys, a.d, a.of_k);
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
                         }
                 if constexpr (C::MANY) {
                     __syncthreads();
-                    copy<C, OTHERS>(q, sources->first, i0, a.rows, a.d, a.wide_d, from, a.at_q.row);
+                    copy_chunk<C, OTHERS>(q, sources->first, i0, a.rows, a.d, a.wide_d, from, a.at_q.row);
                     arrive();
                 }
                 accumulate<D>(gK, t, q, (int)(a.d - from), lane);
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
             if constexpr (VALUES) {
                 if constexpr (C::MANY) {
                     __syncthreads();
-                    copy<C, OTHERS>(g, sources->second, i0, a.rows, a.v, a.wide_v, from, a.at_g.row);
+                    copy_chunk<C, OTHERS>(g, sources->second, i0, a.rows, a.v, a.wide_v, from, a.at_g.row);
                     arrive();
                 }
                 accumulate<W>(gV, p, g, (int)(a.v - from), of_values);
@@ -258,8 +258,8 @@ __global__ void __launch_bounds__(128)
 int64_t segment_of_keys(tl_context *ctx, const Args &a)
 {
     constexpr int64_t LEAST = 2048, BLOCKS = 512;
-    const int64_t segment = segment_of(ctx, a.keys, a.rows, 256), blocks = tl_ceil_div(a.keys, 64);
-    if (tl_is_reproducible(ctx) || segment <= LEAST) return segment;
+    const int64_t segment = segment_of(ctx, a, a.keys, a.rows, 256), blocks = tl_ceil_div(a.keys, 64);
+    if (tl_is_reproducible(ctx) || a.only || segment <= LEAST) return segment;
     const int64_t shorter = tl_ceil_div(tl_ceil_div(a.rows, tl_ceil_div(BLOCKS, blocks)), 128) * 128;
     return std::min(segment, std::max(shorter, LEAST));
 }
@@ -269,7 +269,7 @@ template <class C, bool KEYS, bool VALUES> int32_t pass_over_keys(tl_context *ct
     const int64_t d = KEYS ? a.d : 0, v = VALUES ? a.v : 0;
     const Pass pass = {both.rows, both.others, d > v ? d : v, (int)KEYS + (int)VALUES, d + v};
     const Window window = window_of(a);
-    if (!a.limited || a.members * a.rows == 0 || a.keys - (window.end - window.first) < C::ROWS ||
+    if (!a.settled || a.members * a.rows == 0 || a.keys - (window.end - window.first) < C::ROWS ||
         splits<C>(ctx, a, pass)) {
         a.settled = nullptr; /* no blocks beyond the window, or such as leave sums to others */
     } else {

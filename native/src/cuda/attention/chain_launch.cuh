@@ -8,9 +8,37 @@
 namespace attention {
 namespace chain {
 
-/* The length of a segment of the sums of `rows` rows. */
-inline int64_t segment_of(tl_context *ctx, int64_t rows, int64_t others, int64_t least)
+/* The terms that a block sums at least, and so where sums of `others` terms are cut, for each of `rows` rows of a
+ * member, in the mode `fast`, which prescribes nothing: as many as give a member alone a block for each of about 128
+ * multiprocessors, at least `least`, and whole tiles. It does not depend on the number of members, so that a member has
+ * the same bits in every batch. */
+inline int64_t terms_of_block(int64_t rows, int64_t others, int64_t least)
 {
+    const int64_t blocks = tl_ceil_div(rows, 64), wanted = blocks > 0 && blocks < 128 ? 128 / blocks : 1;
+    const int64_t terms = tl_ceil_div(tl_ceil_div(others, wanted), 128) * 128;
+    return terms > least ? terms : least;
+}
+
+/* Chunks of C::DP elements of a result of `width`, of which a block makes one. */
+template <class C> int64_t chunks_of(int64_t width) { return C::MANY && width > 0 ? tl_ceil_div(width, C::DP) : 1; }
+
+/* launched(grid) for as many chunks at a time as a grid has, blockIdx.y those of a launch and `chunk` its first one; `grid` is that of
+ * one chunk. A width that ordinary memory holds is one launch, whose blocks add a zero. */
+template <class Launch> int32_t launch_chunks(uint32_t &chunk, int64_t chunks, dim3 grid, Launch launched)
+{
+    static_assert(TL_CHUNKS_MOST > 1, "a launch of one chunk is of a result of one");
+    for (int64_t first = 0; first < chunks; first += TL_CHUNKS_MOST) {
+        chunk = (uint32_t)first;
+        grid.y = (unsigned)(chunks - first < TL_CHUNKS_MOST ? chunks - first : TL_CHUNKS_MOST);
+        TL_TRY(launched(grid));
+    }
+    return TORCHLEAN_OK;
+}
+
+/* The length of a segment of the sums of `rows` rows. Where members are left out all is one segment: others need memory. */
+inline int64_t segment_of(tl_context *ctx, const Args &a, int64_t rows, int64_t others, int64_t least)
+{
+    if (a.only) return tl_ceil_div(others, TILE) * TILE;
     return tl_is_reproducible(ctx) ? tl_chain_segment(others) : terms_of_block(rows, others, least);
 }
 

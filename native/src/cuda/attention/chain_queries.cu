@@ -37,6 +37,7 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
     float *Ks = Gs + (BACKWARD ? C::ROWS * W::LD : 0), *Vs = Ks + C::STAGES * TILE * D::LD;
     const Lane<R> lane;
     const int64_t b = blockIdx.x / a.blocks, i0 = blockIdx.x % a.blocks * C::ROWS;
+    if (a.leaves_out(b)) return;
     const int64_t from = C::MANY ? (int64_t)(a.chunk + blockIdx.y) * C::DP : 0;
     const float *Q = a.Q + a.at_q.member(a, b), *K = a.K + a.at_k.member(a, b), *V = a.V + a.at_v.member(a, b);
     const float *G = BACKWARD ? a.g + a.at_g.member(a, b) : nullptr;
@@ -121,8 +122,8 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
             }
             if constexpr (C::MANY) {
                 __syncthreads();
-                if (!BACKWARD) copy<C, TILE>(Vs, V, j0, a.keys, a.v, a.wide_v, from, a.at_v.row);
-                if (BACKWARD) copy<C, TILE>(Ks, K, j0, a.keys, a.d, a.wide_d, from, a.at_k.row);
+                if (!BACKWARD) copy_chunk<C, TILE>(Vs, V, j0, a.keys, a.v, a.wide_v, from, a.at_v.row);
+                if (BACKWARD) copy_chunk<C, TILE>(Ks, K, j0, a.keys, a.d, a.wide_d, from, a.at_k.row);
                 arrive();
             }
             if (!BACKWARD || gradient)
@@ -219,7 +220,7 @@ template <class LARGE, class SMALL, bool BACKWARD> int32_t pass_over_queries(tl_
     const char *const name = BACKWARD ? "attention_chain_bwd" : "attention_chain";
     const int64_t width = !BACKWARD ? a.v : a.gQ ? a.d : 0;
     const Pass pass = {a.rows, a.keys, width, 1, width + TL_ATTENTION_SUMS + 1};
-    a.segment = segment_of(ctx, a.rows, a.keys, 512);
+    a.segment = segment_of(ctx, a, a.rows, a.keys, 512);
     auto join = [&](const Args &a, int segments) {
         return tl_launch(ctx, name, join_query_kernel<BACKWARD>, tl_grid(a.members * a.rows, 4), 128, a, segments);
     };

@@ -11,7 +11,7 @@
  * Rows of more than DP elements are gone through in chunks (MANY), and a block makes one chunk of a result. */
 #pragma once
 
-#include "cuda/attention/rows.cuh"
+#include "cuda/attention/geometry.cuh"
 #include "cuda/device/chain.cuh"
 #include "formula/attention_chain.h"
 
@@ -53,9 +53,6 @@ struct Walk {
     bool wide;
 };
 
-/* Whether rows are so near each other that those of a block begin within 2^31 elements. */
-inline bool is_near(int64_t pitch) { return pitch < (int64_t)1 << 23; }
-
 template <class C> Walk make_walk(int64_t width, bool wide, int64_t pitch)
 {
     const int each = wide ? 4 : 1, units = width > 0 && !C::MANY ? (int)width / each : 1, columns = C::THREADS % units;
@@ -84,10 +81,13 @@ struct Args : Geometry {
     Walk of_q, of_k, of_v, of_g; /* through rows of these */
     Layout at_q, at_k, at_v, at_out, at_g, at_gq, at_gk, at_gv;
     const uint8_t *finite_k, *finite_v, *finite_g; /* per tile, where limited */
-    uint8_t *finite_q; /* the same, of rows of Q whose weights are numbers, too, after the pass over queries */
-    uint32_t blocks;   /* of a member */
-    uint32_t chunk;    /* the launch's first one */
-    uint8_t *settled;  /* of the pass over keys, per block: whether it has nothing left to do */
+    uint8_t *finite_q;   /* the same, of rows of Q whose weights are numbers, too, after the pass over queries */
+    uint32_t blocks;     /* of a member */
+    uint32_t chunk;      /* the launch's first one */
+    uint8_t *settled;    /* of the pass over keys, per block: whether it has nothing left to do */
+    const uint8_t *only; /* members whose flag is 0 are left out; NULL: none are */
+
+    __device__ __forceinline__ bool leaves_out(int64_t b) const { return only && !only[b]; }
 };
 
 /* Where a lane stands. */
@@ -222,6 +222,51 @@ __device__ __forceinline__ int whole(int64_t width, int64_t from, int most)
     return (int)((width - from < most ? width - from : most) + 3) / 4 * 4;
 }
 
+/* Starts copying rows first .. first+COUNT-1 of x (n, width), which are `pitch` apart, coordinates from .. from+DP-1, those that exist and 0 up
+ * to the next multiple of 4; rows that do not exist are 0. What is further right in shared memory stays as it is: it
+ * only joins sums of columns that do not exist. */
+template <class C, int COUNT>
+__device__ __forceinline__ void copy_chunk(float *to, const float *x, int64_t first, int64_t n, int64_t width,
+                                           bool wide, int64_t from, int64_t pitch)
+{
+    const float *source = x + first * pitch + from;
+    const int64_t rows = n - first, rest = width - from;
+    if (wide) {
+#pragma unroll 4
+        for (int t = threadIdx.x; t < COUNT * (C::DP / 4); t += C::THREADS) {
+            const int r = t / (C::DP / 4), c = t % (C::DP / 4) * 4;
+            if (c >= rest) continue;
+            tl_copy_async<16>(to + r * C::LD + c, r < rows ? source + r * pitch + c : x, r < rows);
+        }
+        return;
+    }
+    const int end = (int)(rest < C::DP ? (rest + 3) / 4 * 4 : C::DP);
+    auto start = [&](int r, int c) {
+        const bool present = r < rows && c < rest;
+        tl_copy_async<4>(to + r * C::LD + c, present ? source + r * pitch + c : x, present);
+    };
+    if constexpr (C::DP <= 32) { /* a thread copies elements of one column */
+        const int c = (int)threadIdx.x % C::DP;
+        if (c >= end) return;
+#pragma unroll 4
+        for (int r = (int)threadIdx.x / C::DP; r < COUNT; r += C::THREADS / C::DP)
+            start(r, c);
+    } else { /* a warp copies a row */
+#pragma unroll 4
+        for (int r = (int)threadIdx.x / 32; r < COUNT; r += C::THREADS / 32)
+            for (int c = (int)threadIdx.x % 32; c < end; c += 32)
+                start(r, c);
+    }
+}
+
+/* Waits for all copies of the block. */
+__device__ __forceinline__ void arrive()
+{
+    tl_copy_commit();
+    tl_copy_wait<0>();
+    __syncthreads();
+}
+
 /* s = A·Bᵀ for ROWS rows of A from i on and OTHERS rows of B from j on, which go through shared memory in chunks. */
 template <class C>
 __device__ __forceinline__ void multiply_chunks(Products<C> &s, float *As, const float *A, int64_t i, int64_t n_a,
@@ -230,8 +275,8 @@ __device__ __forceinline__ void multiply_chunks(Products<C> &s, float *As, const
 {
     for (int64_t k = 0; k < width; k += C::DP) {
         __syncthreads(); /* what was there has been used */
-        copy<C, C::ROWS>(As, A, i, n_a, width, wide, k, a_pitch);
-        copy<C, C::OTHERS>(Bs, B, j, n_b, width, wide, k, b_pitch);
+        copy_chunk<C, C::ROWS>(As, A, i, n_a, width, wide, k, a_pitch);
+        copy_chunk<C, C::OTHERS>(Bs, B, j, n_b, width, wide, k, b_pitch);
         arrive();
         multiply<C>(s, As, Bs, whole(width, k, C::DP), lane);
     }

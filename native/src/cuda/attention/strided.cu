@@ -1,8 +1,7 @@
-/* Attention of arrays with strides on CUDA: in the mode `reproducible` as they lie (attention/chain.cu), else by contiguous copies of
- * those that are not contiguous. Queries of heads that share keys are rows of one member; where these are not equally far apart,
- * queries and what has their shape are copied there, too. */
-#include "cuda/attention/chain.cuh"
-#include "cuda/attention/chain_tiles.cuh"
+/* Attention of arrays with strides on CUDA: by chains as they lie (attention/chain.cu), else by contiguous copies of those that are
+ * not contiguous. Queries of heads that share keys are rows of one member; where these are not equally far apart, queries and what
+ * has their shape are copied for chains, too. */
+#include "cuda/attention/engines.cuh"
 #include "generated/attention.h"
 
 namespace attention {
@@ -38,9 +37,9 @@ struct Array {
         return {l.batch, group * l.head, l.row};
     }
     /* Whether the rows of a member are equally far apart, and not too far. */
-    bool serves(int64_t group) const
+    bool is_regular(int64_t group) const
     {
-        return (group == 1 || rows <= 1 || at.head == rows * at.row) && chain::is_near(of_members(group).row);
+        return (group == 1 || rows <= 1 || at.head == rows * at.row) && is_near(of_members(group).row);
     }
 };
 
@@ -127,20 +126,18 @@ extern "C" int32_t tl_cuda_attention_strided(
     Output y(ctx, {batch, heads, queries, width, Array::contiguous(heads, queries, width, by_rows & 1)}, out);
     const Geometry of = grouped_geometry(batch, heads, queries, d, kv_heads, keys, width, mask_mode, mask_batch,
                                          mask_heads, mask_queries, before, after, offset, scale, mask);
-    const bool chains = tl_is_reproducible(ctx);
-    if (!chains || !q.of.serves(group)) TL_TRY(q.copy(ctx));
-    if (!chains || !k.of.serves(1)) TL_TRY(k.copy(ctx));
-    if (!chains || !v.of.serves(1)) TL_TRY(v.copy(ctx));
-    if (!chains || !y.of.serves(group)) TL_TRY(y.open());
+    const bool chains = is_for_chain(ctx, of, false);
+    if (!chains || !q.of.is_regular(group)) TL_TRY(q.copy(ctx));
+    if (!chains || !k.of.is_regular(1)) TL_TRY(k.copy(ctx));
+    if (!chains || !v.of.is_regular(1)) TL_TRY(v.copy(ctx));
+    if (!chains || !y.of.is_regular(group)) TL_TRY(y.open());
     if (chains) {
         Layouts at = Layouts::contiguous(of);
         at.q = q.of.of_members(group), at.k = k.of.of_members(1), at.v = v.of.of_members(1);
         at.out = y.made.of_members(group);
         TL_TRY(chain_forward(ctx, of, q.x, k.x, v.x, y.own, &at));
     } else {
-        TL_TRY(tl_cuda_grouped_attention(ctx, q.x, k.x, v.x, mask, batch, heads, queries, d, kv_heads, keys, width,
-                                         mask_mode, mask_batch, mask_heads, mask_queries, before, after, offset, scale,
-                                         y.own));
+        TL_TRY(forward(ctx, of, q.x, k.x, v.x, y.own));
     }
     return y.close(ctx);
 }
@@ -167,12 +164,12 @@ extern "C" int32_t tl_cuda_attention_strided_gradients(
     Output gv(ctx, {batch, kv_heads, keys, width, Array::contiguous(kv_heads, keys, width, by_rows & 4)}, gV);
     const Geometry of = grouped_geometry(batch, heads, queries, d, kv_heads, keys, width, mask_mode, mask_batch,
                                          mask_heads, mask_queries, before, after, offset, scale, mask);
-    const bool chains = tl_is_reproducible(ctx);
+    const bool chains = is_for_chain(ctx, of, true);
     for (Input *x : {&q, &result, &cotangent})
-        if (!chains || !x->of.serves(group)) TL_TRY(x->copy(ctx));
+        if (!chains || !x->of.is_regular(group)) TL_TRY(x->copy(ctx));
     for (Input *x : {&k, &v})
-        if (!chains || !x->of.serves(1)) TL_TRY(x->copy(ctx));
-    if (!chains || !gq.of.serves(group)) TL_TRY(gq.open());
+        if (!chains || !x->of.is_regular(1)) TL_TRY(x->copy(ctx));
+    if (!chains || !gq.of.is_regular(group)) TL_TRY(gq.open());
     for (Output *x : {&gk, &gv})
         if (!chains) TL_TRY(x->open());
     if (chains) {
@@ -186,9 +183,7 @@ extern "C" int32_t tl_cuda_attention_strided_gradients(
                             gv.made.of_members(1)};
         TL_TRY(chain_backward(ctx, of, q.x, k.x, v.x, result.x, cotangent.x, gq.own, gk.own, gv.own, &at));
     } else {
-        TL_TRY(tl_cuda_grouped_attention_bwd(ctx, q.x, k.x, v.x, mask, result.x, cotangent.x, batch, heads, queries, d,
-                                             kv_heads, keys, width, mask_mode, mask_batch, mask_heads, mask_queries,
-                                             before, after, offset, scale, gq.own, gk.own, gv.own));
+        TL_TRY(backward(ctx, of, q.x, k.x, v.x, result.x, cotangent.x, gq.own, gk.own, gv.own));
     }
     TL_TRY(gq.close(ctx));
     TL_TRY(gk.close(ctx));

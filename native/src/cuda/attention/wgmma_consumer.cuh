@@ -72,7 +72,7 @@ template <class C> struct Consumer {
     const Problem &p;
     char *own;
     const Head *headers;
-    PanelRing<C, 0> ring, used; /* the next panel; with AHEAD, the first that is not released */
+    PanelRing<C, 0> ring;
     Ring<C::HEADERS, true> header_ring;
     uint64_t panel;         /* descriptor of stage 0 */
     int group, g, t, first; /* first: the warp's first row of the block */
@@ -83,10 +83,9 @@ template <class C> struct Consumer {
     __device__ __forceinline__ Consumer(const WgmmaArgs &args, char *own_, const char *stages, const Head *headers_,
                                         const uint64_t (*barriers)[C::STAGES],
                                         const uint64_t (*header_barriers)[C::HEADERS], float *dots_)
-        : a(args), p(args.p), own(own_), headers(headers_), ring(barriers), used(barriers),
-          header_ring(header_barriers, 0), panel(descriptor(tl_shared_address(stages))),
-          group(__shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0)), g(threadIdx.x % 32 / 4), t(threadIdx.x % 4),
-          first((int)threadIdx.x / 32 * 16), dots(dots_)
+        : a(args), p(args.p), own(own_), headers(headers_), ring(barriers), header_ring(header_barriers, 0),
+          panel(descriptor(tl_shared_address(stages))), group(__shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0)),
+          g(threadIdx.x % 32 / 4), t(threadIdx.x % 4), first((int)threadIdx.x / 32 * 16), dots(dots_)
     {
         TL_UNROLL_FOR (int i = 0; i < 32; i++) {
             TL_UNROLL_FOR (int h = 0; h < (C::WEIGHTS ? C::HALVES : 1); h++)
@@ -109,7 +108,7 @@ template <class C> struct Consumer {
      * of four lanes. */
     __device__ __forceinline__ void copy_own(char *to, const float *x) const
     {
-        constexpr int QUADS = 8 << C::ALL_HALVES; /* a power of two: as many as there are, or more */
+        constexpr int QUADS = 8 << C::HALVES; /* a power of two: as many as there are, or more */
         const int n = (int)p.n, d = (int)p.d, q = threadIdx.x % QUADS;
         const Place<C> at = place();
         const float *const from = x + (at.b * p.n + at.r0) * p.d + 4 * q;
@@ -144,12 +143,6 @@ template <class C> struct Consumer {
             }
     }
 
-    __device__ __forceinline__ void begin_tile()
-    {
-        ring.begin_tile();
-        if constexpr (C::AHEAD) used.begin_tile();
-    }
-
     __device__ __forceinline__ uint64_t stage() const { return panel + ring.stage * (PANEL / 16); }
 
     __device__ __forceinline__ void release_header()
@@ -171,55 +164,17 @@ template <class C> struct Consumer {
         ring.release();
     }
 
-    /* AHEAD: a part is started before the one before it is added. Of the two the older one is waited for, unless it is the last. */
-    __device__ __forceinline__ void start_ahead(float (&part)[32], uint32_t (&hi)[4][4], uint32_t (&lo)[4][4])
-    {
-        ring.wait_full();
-        start_part<C::OF_KEYS>(part, hi, lo, stage());
-        ring.advance();
-    }
-    __device__ __forceinline__ void finish_ahead(float (&part)[32], bool last)
-    {
-        if (last)
-            wgmma_wait(part);
-        else
-            wgmma_wait_but_one(part);
-        used.release();
-    }
-    template <class Work> __device__ __forceinline__ void product_ahead(float (&s)[32], const char *x, Work meanwhile)
-    {
-        float part[2][32];
-        const auto start = [&](int c) {
-            uint32_t hi[4][4], lo[4][4];
-            own_fragments(hi, lo, x + c * C::OPERAND);
-            start_ahead(part[c % 2], hi, lo);
-        };
-        start(0);
-        start(1);
-        meanwhile();
-        TL_UNROLL_FOR (int c = 0; c < C::CHUNKS; c++) {
-            finish_ahead(part[c % 2], c + 1 == C::CHUNKS);
-            TL_UNROLL_FOR (int i = 0; i < 32; i++)
-                s[i] = c == 0 ? part[0][i] : s[i] + part[c % 2][i];
-            if (c + 2 < C::CHUNKS) start(c + 2);
-        }
-    }
-
     /* s = the group's rows of x times the tile, over d. `meanwhile` is done while the first part is made. */
     template <class Work> __device__ __forceinline__ void product(float (&s)[32], const char *x, Work meanwhile)
     {
-        if constexpr (C::AHEAD) {
-            product_ahead(s, x, meanwhile);
-        } else {
-            float part[32];
-            part_of_product(part, x, meanwhile);
+        float part[32];
+        part_of_product(part, x, meanwhile);
+        TL_UNROLL_FOR (int i = 0; i < 32; i++)
+            s[i] = part[i];
+        TL_UNROLL_FOR (int c = 1; c < C::CHUNKS; c++) {
+            part_of_product(part, x + c * C::OPERAND, [] {});
             TL_UNROLL_FOR (int i = 0; i < 32; i++)
-                s[i] = part[i];
-            TL_UNROLL_FOR (int c = 1; c < C::CHUNKS; c++) {
-                part_of_product(part, x + c * C::OPERAND, [] {});
-                TL_UNROLL_FOR (int i = 0; i < 32; i++)
-                    s[i] += part[i];
-            }
+                s[i] += part[i];
         }
     }
 
@@ -247,38 +202,18 @@ template <class C> struct Consumer {
                 tl_split(w[4 * (4 * c + q) + e % 2 * 2 + e / 2], hi[q][e], lo[q][e]);
     }
 
-    __device__ __forceinline__ void accumulate_ahead(float (&sums)[32], const float (&w)[32])
-    {
-        static_assert(!C::AHEAD || (!C::OF_KEYS && C::HALVES == 1), "queries, one half");
-        float part[2][32];
-        TL_UNROLL_FOR (int c = 0; c < 2; c++) {
-            uint32_t hi[4][4], lo[4][4];
-            weight_fragments(hi, lo, w, c);
-            start_ahead(part[c], hi, lo);
-        }
-        TL_UNROLL_FOR (int c = 0; c < 2; c++) {
-            finish_ahead(part[c], c == 1);
-            TL_UNROLL_FOR (int i = 0; i < 32; i++)
-                sums[i] = c == 1 ? sums[i] + part[1][i] : fmaf(sums[i], rows.factor[i % 4 / 2], part[0][i]);
-        }
-    }
-
     /* sums = factor · sums + w times the tile, over its rows; on the keys' side no factor. `meanwhile` as above. */
     template <class Work>
     __device__ __forceinline__ void accumulate(float (&sums)[C::HALVES][32], const float (&w)[32], Work meanwhile)
     {
-        if constexpr (C::AHEAD) {
-            accumulate_ahead(sums[0], w);
-        } else {
-            TL_UNROLL_FOR (int c = 0; c < 2; c++) {
-                uint32_t hi[4][4], lo[4][4];
-                weight_fragments(hi, lo, w, c);
-                accumulate_half<0>(sums[0], hi, lo, c, [&] {
-                    if (c == 0) meanwhile();
-                });
-                if constexpr (C::HALVES > 1) accumulate_half<1>(sums[1], hi, lo, c, [] {});
-                if constexpr (C::HALVES > 2) accumulate_half<2>(sums[2], hi, lo, c, [] {});
-            }
+        TL_UNROLL_FOR (int c = 0; c < 2; c++) {
+            uint32_t hi[4][4], lo[4][4];
+            weight_fragments(hi, lo, w, c);
+            accumulate_half<0>(sums[0], hi, lo, c, [&] {
+                if (c == 0) meanwhile();
+            });
+            if constexpr (C::HALVES > 1) accumulate_half<1>(sums[1], hi, lo, c, [] {});
+            if constexpr (C::HALVES > 2) accumulate_half<2>(sums[2], hi, lo, c, [] {});
         }
     }
 
@@ -347,7 +282,7 @@ template <class C> struct Consumer {
     __device__ __forceinline__ void tile(const Head &header, int j, bool starting)
     {
         float s[32];
-        begin_tile();
+        ring.begin_tile();
         product(s, own, [] {});
         if (C::GROUPS == 2 && starting && group == 0) start_second_group();
         if constexpr (C::SLOPES) {
@@ -379,12 +314,11 @@ template <class C> struct Consumer {
     __device__ __forceinline__ void pass_over()
     {
         release_header();
-        begin_tile();
+        ring.begin_tile();
 #pragma unroll 1
         for (int k = 0; k < C::PANELS; k++) {
             ring.wait_full();
             ring.release();
-            if constexpr (C::AHEAD) used.advance();
         }
     }
 
@@ -392,7 +326,7 @@ template <class C> struct Consumer {
     __device__ __forceinline__ void store(float *to, const float (&sums)[C::HALVES][32], int r) const
     {
         const Place<C> at = place();
-        const int i = at.r0 + row(r), column = C::first_result() + 2 * t, rest = (int)p.d - column;
+        const int i = at.r0 + row(r), column = 2 * t, rest = (int)p.d - column;
         if (i >= (int)p.n) return;
         float *const x = to + (at.b * p.n + i) * p.d + column;
         TL_UNROLL_FOR (int h = 0; h < C::HALVES; h++)
@@ -444,7 +378,7 @@ template <class C> struct Consumer {
                 const float total = rows.total(r), inverse = 1.0f / total;
                 const Place<C> block = place();
                 const int64_t i = block.r0 + row(r), at = block.b * p.n + i;
-                if (C::PASS != FORWARD && t == 0 && i < p.n && C::first_result() == 0) {
+                if (C::PASS != FORWARD && t == 0 && i < p.n) {
                     a.base[at] = rows.top[r] == -TL_INF ? 0.0f : rows.top[r];
                     a.inverse[at] = 1.0f / (total * (1.0f / WEIGHT_UNIT));
                     a.dot[at] = dots[row(r)];

@@ -61,7 +61,7 @@ template <class C> struct Producer {
         constexpr int from = TRANSPOSED<INDEX> ? product % C::HALVES * 64 : INDEX % C::CHUNKS * CHUNK;
         constexpr int apart = TRANSPOSED<INDEX> ? 2 : 16;
         const int row = j + from_row + (TRANSPOSED<INDEX> ? transposed_row : i);
-        const int column = from + (TRANSPOSED<INDEX> ? C::first_result() + transposed_i : 4 * c);
+        const int column = from + (TRANSPOSED<INDEX> ? transposed_i : 4 * c);
         const float *const x = source<INDEX>() + (b * p.n + row) * p.d + column;
         const int rest = column < (int)p.d ? (int)p.n - row : 0;
         TL_UNROLL_FOR (int u = 0; u < 4; u++)

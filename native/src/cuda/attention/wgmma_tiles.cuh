@@ -23,11 +23,17 @@
  * 2t + 1: so transposed panels hold the tile's rows in the order 0 2 4 6 1 3 5 7 of each 8.
  *
  * A sum over d or over the tiles is one of parts of 32 terms, in order, each made by 12 wgmma, the small products
- * first; fixed by the shape alone. Weights are kept 2^32 times too large, for the reason in attention/mma_tiles.cuh. */
+ * first; fixed by the shape alone.
+ *
+ * Weights are kept 2^32 times too large. e^x underflows below 2^-149, so a weight that is not 0 is at least 2^-117: its
+ * upper part is normal, and what its lower part may lose below 2^-126 is less than 2^-158 of the largest weight, which
+ * is less than the 2^-149 that e^x itself loses. The same goes for a weight times (g·v - D). */
 #pragma once
 
-#include "cuda/attention/mma_tiles.cuh"
+#include "cuda/attention/wgmma.cuh"
+#include "cuda/device/sum_tree.cuh"
 #include "cuda/device/wgmma.cuh"
+#include "formula/attention.h"
 
 namespace attention {
 
@@ -45,25 +51,22 @@ namespace warp_groups {
 
 using tl_wgmma::GROUP, tl_wgmma::ROW, tl_wgmma::WARPS;
 
+constexpr float WEIGHT_UNIT = 0x1p32f;
+
 constexpr int COLS = 64, CHUNK = TL_DRAIN;
 constexpr int PANEL_LO = 64 * ROW, PANEL = 2 * PANEL_LO;      /* bytes; of 32 coordinates */
 constexpr int SHARED_MOST = 227 * 1024, SHARED_STATIC = 2048; /* static: for each header */
 static_assert(ROW == 4 * CHUNK, "one row is a chunk of coordinates");
 
-/* Of rows of up to DP elements. GROUPS multiply; one more produces. ONE_HALF: of a result with one half of the coordinates, 64, to a
- * block: number blockIdx.y. */
-template <Pass PASS_, int DP_, int GROUPS_, bool ONE_HALF_ = false> struct Shape {
+/* Of rows of up to DP elements. GROUPS multiply; one more produces. */
+template <Pass PASS_, int DP_, int GROUPS_> struct Shape {
     static constexpr Pass PASS = PASS_;
     static constexpr int GROUPS = GROUPS_, THREADS = (GROUPS + 1) * GROUP, ROWS = 64 * GROUPS;
-    static constexpr bool ONE_HALF = ONE_HALF_;
-    static constexpr int DP = DP_, CHUNKS = DP / CHUNK, ALL_HALVES = (DP + 63) / 64, HALVES = ONE_HALF ? 1 : ALL_HALVES;
+    static constexpr int DP = DP_, CHUNKS = DP / CHUNK, HALVES = (DP + 63) / 64;
     static constexpr int OPERAND = ROWS * ROW; /* bytes; of 32 coordinates */
     static constexpr bool OF_KEYS = PASS == KEYS || PASS == KEYS_K || PASS == KEYS_V;
-    static constexpr bool SLOPES = PASS == QUERIES || PASS == KEYS || PASS == KEYS_K;  /* dS and its product */
-    static constexpr bool WEIGHTS = PASS == FORWARD || PASS == KEYS || PASS == KEYS_V; /* the product of P */
-    /* A part is started before the one before it is added, where sums leave registers for two. (Of the forward's the assembler
-     * would wait for each instruction.) */
-    static constexpr bool AHEAD = ONE_HALF && SLOPES;
+    static constexpr bool SLOPES = PASS == QUERIES || PASS == KEYS || PASS == KEYS_K;      /* dS and its product */
+    static constexpr bool WEIGHTS = PASS == FORWARD || PASS == KEYS || PASS == KEYS_V;     /* the product of P */
     static constexpr int PANELS = CHUNKS * (1 + SLOPES) + 2 * HALVES * (WEIGHTS + SLOPES); /* of a tile */
     static constexpr int OPERANDS = (1 + SLOPES) * CHUNKS * OPERAND;
     static constexpr int HEADERS = DP == 64 || PASS == STATISTICS ? 2 : 1;
@@ -81,9 +84,7 @@ template <Pass PASS_, int DP_, int GROUPS_, bool ONE_HALF_ = false> struct Shape
     static_assert(GROUPS == 1 || GROUPS == 2, "one starts the other");
     static_assert(BYTES + HEADERS * SHARED_STATIC <= SHARED_MOST, "shared memory");
     /* A lane's sums of a half, of 64 coordinates or of the 32 that are left: each of two rows has two in 8. */
-    static constexpr __device__ int sums_of(int half) { return !ONE_HALF && DP - 64 * half < 64 ? 16 : 32; }
-    /* The first coordinate of the block's results. */
-    static __device__ __forceinline__ int first_result() { return ONE_HALF ? 64 * (int)blockIdx.y : 0; }
+    static constexpr __device__ int sums_of(int half) { return DP - 64 * half < 64 ? 16 : 32; }
 };
 
 /* What the producers say of a tile before its panels. */
@@ -96,6 +97,15 @@ template <bool OF_KEYS, int ROWS> struct Header {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 using namespace tl_wgmma; /* GROUP, WARPS and ROW are those of device/wgmma.cuh */
+
+/* Whether column 8n + 2t + e of a row is allowed; `word` is shifted right by 2t. */
+__device__ __forceinline__ bool allows(uint32_t word, int n, int e) { return word >> (8 * n + e) & 1; }
+
+/* The lowest `count` bits. */
+__device__ __forceinline__ uint32_t low_bits(int count)
+{
+    return count >= 32 ? 0xffffffffu : count > 0 ? (1u << count) - 1 : 0;
+}
 
 /* Starts part = a·b over a panel, b its descriptor. */
 template <bool SWAPPED, int N>

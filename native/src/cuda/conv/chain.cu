@@ -394,12 +394,6 @@ int32_t phase(tl_context *ctx, const tl_conv_gather &g, int64_t batch, int64_t g
     return run(ctx, name, Gathered<false, true, false>{arrays, w, bias}, sizes);
 }
 
-/* Whether every position reads its own place alone; such axes are joined. */
-bool is_plain(const tl_conv_shape &s)
-{
-    return s.rank == 1 && s.taps == 1 && s.stride[0] == 1 && s.padding[0] == 0 && s.in[0] == s.out[0];
-}
-
 template <bool ALONG>
 int32_t plain(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t channels, int64_t rows,
               const float *source, const float *w, const float *bias, float *target)
@@ -435,7 +429,7 @@ int32_t tl_conv_chain(tl_context *ctx, const tl_conv_shape &s, bool spread, int6
     if (channels == 0 || (spread && tl_conv_has_gaps(&s)))
         TL_TRY(tl_cuda_conv_fill(ctx, bias, batch, groups * rows, size, target));
     if (channels == 0) return TORCHLEAN_OK;
-    if (is_plain(s))
+    if (tl_conv_is_plain(s))
         return spread ? plain<false>(ctx, s, batch, groups, channels, rows, source, w, bias, target)
                       : plain<true>(ctx, s, batch, groups, channels, rows, source, w, bias, target);
     PackJob job = {w, nullptr, groups, rows, rows * channels * s.taps};
@@ -456,7 +450,7 @@ int32_t tl_conv_chain_weights(tl_context *ctx, const tl_conv_shape &s, int64_t b
     if (batch == 0) return tl_cuda_fill(tl_context_cuda(ctx), gw, 0.0f, groups * rows * channels * s.taps);
     const tl_conv_gather g = tl_conv_correlate(&s);
     const bool fours = g.positions % 4 == 0 && tl_aligned4(small);
-    if (is_plain(s))
+    if (tl_conv_is_plain(s))
         return fours && tl_aligned4(large)
                    ? weights<true, 4>(ctx, g, Tables{}, batch, groups, channels, rows, large, small, gw)
                    : weights<true, 1>(ctx, g, Tables{}, batch, groups, channels, rows, large, small, gw);

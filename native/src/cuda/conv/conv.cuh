@@ -7,13 +7,13 @@
  * at most CHUNK taps it is the order of formula/conv_geometry.h. */
 #pragma once
 
+#include "cuda/conv/select.h"
 #include "cuda/device/division.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "formula/conv_geometry.h"
 
 namespace tl_conv {
 
-constexpr int CHUNK = 31;
+constexpr int CHUNK = TL_CONV_CHUNK;
 
 /* Bits of taps first .. first + n - 1 (n <= CHUNK) along one axis, whose coordinate with tap 0 is c; `inner` is the
  * number of taps of the axes after it. Taps move by one distance, so those inside are a run. */
@@ -105,34 +105,21 @@ struct TapOffsets {
 
 } // namespace tl_conv
 
-/* Into how many segments, at most `most`, the sums of a weight gradient's `tiles` are cut: the number that fills whole waves
- * of `wave` blocks best, the smallest of those within 1/32 of the best. */
-static inline int64_t tl_conv_segments(int64_t tiles, int64_t most, int64_t wave)
+/* Whether every position reads its own place alone; such axes are joined. */
+static inline bool tl_conv_is_plain(const tl_conv_shape &s)
 {
-    int64_t segments = 1;
-    double best = 0;
-    for (int64_t n = 1; n <= most; n++) {
-        const double filled = (double)(tiles * n) / (double)(tl_ceil_div(tiles * n, wave) * wave);
-        if (filled > best * (1 + 1.0 / 32)) best = filled, segments = n;
-    }
-    return segments;
+    return s.rank == 1 && s.taps == 1 && s.stride[0] == 1 && s.padding[0] == 0 && s.in[0] == s.out[0];
 }
 
-/* small (batch, rows, *out) from large (batch, channels, *in) and w (rows, channels, *kernel), plus bias (NULL: none);
- * or, with `spread`, large (batch, rows, *in) from small (batch, channels, *out) and w (channels, rows, *kernel). */
-int32_t tl_cuda_conv_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
-                             int64_t rows, const float *source, const float *w, const float *bias, float *target);
-/* target (batch, rows, size) of n elements: the sums of partial (blocks, n) in order, plus bias (NULL: none). */
-int32_t tl_cuda_conv_add(tl_context *ctx, const float *partial, int64_t blocks, int64_t n, const float *bias,
-                         int64_t size, int64_t rows, float *target);
+/* The products of one group. small (batch, rows, *out) from large (batch, channels, *in) and w (rows, channels, *kernel), plus
+ * bias (NULL: none); or, with `spread`, large (batch, rows, *in) from small (batch, channels, *out) and w (channels, rows,
+ * *kernel). All of batch, channels and rows >= 1. */
+int32_t tl_conv_mma_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
+                            int64_t rows, const float *source, const float *w, const float *bias, float *target);
+int32_t tl_conv_few_terms(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
+                          int64_t rows, const float *source, const float *w, const float *bias, float *target);
+/* gw (rows, channels, *kernel) from small (batch, rows, *out) and large (batch, channels, *in). All >= 1. */
+int32_t tl_conv_mma_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
+                            const float *large, const float *small, float *gw);
 /* out (batch, rows, size) = bias[row], or 0 without a bias. */
 int32_t tl_cuda_conv_fill(tl_context *ctx, const float *bias, int64_t batch, int64_t rows, int64_t size, float *out);
-/* Whether conv/direct.cu serves such a product of few rows or terms, and that product. */
-bool tl_cuda_conv_direct_serves(const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels, int64_t rows);
-/* Multiply-adds that it takes for an image of a spread that it serves, with those of lines and residues that do not exist. */
-double tl_cuda_conv_direct_work(const tl_conv_shape &s, int64_t channels, int64_t rows);
-int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
-                            int64_t rows, const float *source, const float *w, const float *bias, float *target);
-/* gw (rows, channels, *kernel) from small (batch, rows, *out) and large (batch, channels, *in). All >= 1. */
-int32_t tl_cuda_conv_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
-                             const float *large, const float *small, float *gw);

@@ -8,19 +8,20 @@
  *                      Neighbouring threads have neighbouring columns, whose elements are two apart, which is two of 32
  *                      banks; a thread of several neighbouring outputs of a row would read twice as far apart.
  *
- * conv/groups.cu has one output to a thread, which reads all its elements through the cache: the 25 of a kernel of 5 by 5 are 25
+ * conv/direct.cu has one output to a thread, which reads all its elements through the cache: the 25 of a kernel of 5 by 5 are 25
  * requests for one output, where here 13 rows of 5 make five.
  *
- * Order of additions: as in conv/groups.cu, tap by tap, the bias last; in reproducible contexts sums are in float64. */
-#include "cuda/conv/depthwise.cuh"
+ * Order of additions: as in conv/direct.cu, tap by tap, the bias last; in reproducible contexts sums are in float64. */
+#include "cuda/conv/direct.cuh"
 #include "cuda/device/async_copy.cuh"
-#include "cuda/device/division.cuh"
 #include "cuda/device/unroll.cuh"
+
+using tl_conv_direct_sums::THREADS;
+using tl_conv_direct_sums::with;
 
 namespace {
 
-constexpr int THREADS = 128, STRIDE = 2, HEIGHT_MOST = 8;
-constexpr int64_t EXTENT_MOST = INT64_C(1) << 28;
+constexpr int STRIDE = 2, HEIGHT_MOST = 8;
 /* Floats of a block's elements in shared memory, so that seven blocks fit on a multiprocessor and more; outputs of a column that it
  * has room for at least. */
 constexpr int64_t ROOM = 8192, HEIGHT_LEAST = 4;
@@ -38,9 +39,6 @@ struct Job {
     tl_fastdiv columns, lines, bands;     /* lines: of `height` outputs, in a band; bands of a plane */
     bool aligned;                         /* the source, to 16 bytes */
 };
-
-__device__ __forceinline__ float with(float sum, float x, float y) { return fmaf(x, y, sum); }
-__device__ __forceinline__ double with(double sum, float x, float y) { return fma((double)x, (double)y, sum); }
 
 /* shared[0 .. count - 1] = source[first .. first + count - 1]; returns how much further it begins, so that four elements that are
  * aligned in memory are in shared memory too. All threads of the block call this, and wait for their copies. */
@@ -140,20 +138,17 @@ int64_t rows_read(int64_t rows, int64_t k) { return (rows - 1) * STRIDE + k; }
 
 } // namespace
 
-bool tl_cuda_conv_depthwise_serves(const tl_conv_shape &s, bool spread, int64_t channels)
+bool tl_conv_is_depthwise(const tl_conv_shape &s, bool spread, int64_t channels)
 {
     if (spread || channels != 1 || s.rank != 2) return false;
     const int64_t k = s.kernel[0];
     for (int d = 0; d < s.rank; d++)
-        if (s.kernel[d] != k || s.stride[d] != STRIDE || s.dilation[d] > 1 || s.padding[d] >= EXTENT_MOST ||
-            s.in[d] >= EXTENT_MOST || s.out[d] >= EXTENT_MOST)
-            return false;
+        if (s.kernel[d] != k || s.stride[d] != STRIDE || s.dilation[d] > 1) return false;
     return (k == 3 || k == 5 || k == 7) && rows_read(HEIGHT_LEAST, k) * s.in[1] <= ROOM;
 }
 
-int32_t tl_cuda_conv_depthwise(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups,
-                               int64_t multiplier, const float *source, const float *w, const float *bias,
-                               float *target)
+int32_t tl_conv_depthwise(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t multiplier,
+                          const float *source, const float *w, const float *bias, float *target)
 {
     const int64_t k = s.kernel[0], planes = batch * groups, rows = s.out[0], columns = s.out[1], width = s.in[1];
     Job job = {};

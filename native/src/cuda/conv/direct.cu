@@ -1,285 +1,224 @@
-/* Direct convolution: a spread (conv/conv.cuh) onto few channels, as the data gradient of a first layer is, or onto a few more of
- * an image that is little work, or of so few channels that its sums are too short for tensor cores. It makes large (batch, rows,
- * *in) from small (batch, channels, *out) and w (channels, rows, *kernel). As a matrix product it would leave most rows of a
- * tensor core's tile or most of a chain empty and, with strides, have a product for each phase; here it is one launch of fused
- * multiply-adds. A correlation without strides is a spread whose kernel is turned around, with w (rows, channels, *kernel).
+/* Direct products of groups of few channels (conv/direct.cuh).
  *
- * A tile of 16 rows costs the same for one row as for 16: gathering and splitting the elements of an image takes longer than the
- * tensor cores take. Here the time grows with the rows, and an element is read once for all taps along the second axis.
+ *   line_kernel      depthwise, a stride of 1 along the last axis, K taps of it in a row: a thread owns WIDTH neighbouring
+ *                    positions, so that of the K + WIDTH - 1 elements of a line each is read once
+ *   element_kernel   anything else but what conv/depthwise.cu serves: a thread owns one position of some rows and images, which share
+ *                    what finding taps costs, the rows what is read and the images the weights. A spread takes the kernel offsets of
+ *                    its position's phase
  *
- * A shape has three axes, those of lower rank before its own with length 1. On the last two i + padding = j·S + r and k = t·S + r,
- * r < S: the large elements of one j read the same small elements j - t. A thread owns one i of the first axis, P neighbouring j
- * of the second, a j of the third, all S·S residues of these and up to R rows (blockIdx.y: which): per channel and kernel offsets
- * along the first and third axis it reads P + T - 1 small elements, and every weight, which shared memory broadcasts, meets P of
- * them. Neighbouring threads have neighbouring j of the third axis. With many channels `groups` warps of a block share the
- * channels of the same 32 items, so that small images have warps enough; P is small where items are few. With many channels of an
- * image of few items the channels are cut into parts too, each for thread blocks of its own.
- *
- * Kernel offsets that meet no small element from any large one, as most do beside an axis of length 1 or 2, are left out: they would
- * add zeros. Only a weight that is not finite makes NaN of a zero; a kept offset of the same residues stands for it.
- *
- * Order of additions: a group's channels, one after the other, and in a channel the kernel offsets of the first axis, of the third,
- * of the second, one fused multiply-add each; then the groups of a part in order, the parts in order (conv/mma_product.cu adds
- * them), and the bias. Groups and parts follow from the shape of one image. */
-#include <algorithm>
-
+ * Order of additions: channel by channel and tap by tap, the bias last; in reproducible contexts sums are in float64. */
 #include "cuda/conv/direct.cuh"
-#include "cuda/conv/pointwise.cuh"
 
-using namespace tl_conv_direct;
+using namespace tl_conv_direct_sums;
 
 namespace {
 
-constexpr int64_t TAPS_MOST = 256; /* 4 KiB of them for each warp */
-constexpr int64_t EXTENT_MOST = INT64_C(1) << 28;
-constexpr int64_t ROWS_FEW = 8; /* served whatever the work: half of a tile of 16 rows would be empty */
-constexpr int64_t ROWS_MOST = 16, WORK_MOST = INT64_C(1) << 24; /* and with more rows; multiply-adds of an image */
-constexpr int64_t CHANNELS_FEW = 8, TERMS_FEW = 63; /* and with any rows; of an element, for a tensor core */
-constexpr int64_t GROUP_LEAST = 4;                  /* channels of a group */
-/* Thread blocks of one image below which its channels are cut into parts (two for each multiprocessor of an H100: a constant,
- * because parts belong to the result), channels of a group that a part has at least, and the fewest parts that save more time
- * than their addition takes. */
-constexpr int64_t BLOCKS_WANTED = 264, PART_LEAST = 8, PARTS_LEAST = 3;
-constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of parts: 256 MiB, else some images at a time */
+constexpr int WIDTH = 4;
+/* Threads that are left for each multiprocessor where a thread has several rows or images: half of what it holds. */
+constexpr int64_t THREADS_LEAST = 1024;
 
-/* Items with P elements of the second axis each. */
-int64_t items_of(const Job &job, const int64_t *count, int64_t batch, int64_t P)
+/* The row and group of a plane of the target; the planes of the source that it reads come first at `first`. */
+struct Plane {
+    uint32_t row, group;
+    uint64_t first;
+
+    __device__ __forceinline__ Plane(const Job &job, uint32_t plane)
+    {
+        const uint32_t part = job.row.divmod(plane, &row);
+        job.group.divmod(part, &group);
+        first = (uint64_t)part * job.channels;
+    }
+    template <class Sum> __device__ __forceinline__ float ended(const Job &job, Sum sum) const
+    {
+        return (float)(job.bias ? sum + (Sum)job.bias[group * job.rows + row] : sum);
+    }
+};
+
+template <class Sum, int K> __global__ void __launch_bounds__(THREADS) line_kernel(const __grid_constant__ Job job)
 {
-    return batch * job.in[0] * tl_ceil_div(count[1], P) * count[2];
+    tl_wait_for_earlier();
+    const uint64_t index = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (index >= job.items) return;
+    const Item item(job, (uint32_t)index);
+    const Plane plane(job, item.plane);
+    const int32_t x0 = (int32_t)item.at[2] * WIDTH;
+    /* the leftmost element that the line's taps read; with a step of -1 tap 0 reads the rightmost */
+    const int32_t left = job.step > 0 ? x0 - job.padding[2] : x0 + job.padding[2] - (K - 1);
+    const float *w = job.w + plane.group * job.w_group + plane.row * job.w_row;
+    const float *source = job.source + plane.first * job.source_size;
+    Sum sums[WIDTH] = {};
+    for (int32_t a = 0; a < job.kernel[0]; a++)
+        for (int32_t b = 0; b < job.kernel[1]; b++, w += K) {
+            const int32_t z = (int32_t)item.at[0] + job.step * (a * job.dilation[0] - job.padding[0]);
+            const int32_t y = (int32_t)item.at[1] + job.step * (b * job.dilation[1] - job.padding[1]);
+            const bool inside = (uint32_t)z < (uint32_t)job.source_axes[0] &&
+                                (uint32_t)y < (uint32_t)job.source_axes[1];
+            const float *line = source + ((int64_t)z * job.source_axes[1] + y) * job.source_axes[2];
+            float x[K + WIDTH - 1], weight[K];
+            TL_UNROLL_FOR (int i = 0; i < K + WIDTH - 1; i++)
+                x[i] = inside && (uint32_t)(left + i) < (uint32_t)job.source_axes[2] ? line[left + i] : 0.0f;
+            TL_UNROLL_FOR (int t = 0; t < K; t++)
+                weight[t] = w[t];
+            if (job.step > 0) {
+                TL_UNROLL_FOR (int t = 0; t < K; t++)
+                    TL_UNROLL_FOR (int i = 0; i < WIDTH; i++)
+                        sums[i] = with(sums[i], weight[t], x[i + t]);
+            } else {
+                TL_UNROLL_FOR (int t = 0; t < K; t++)
+                    TL_UNROLL_FOR (int i = 0; i < WIDTH; i++)
+                        sums[i] = with(sums[i], weight[t], x[i + K - 1 - t]);
+            }
+        }
+    float *to = job.target + (uint64_t)item.plane * job.target_size +
+                ((uint64_t)item.at[0] * (uint32_t)job.target_axes[1] + item.at[1]) * (uint32_t)job.target_axes[2];
+    TL_UNROLL_FOR (int i = 0; i < WIDTH; i++)
+        if (x0 + i < job.target_axes[2]) to[x0 + i] = plane.ended(job, sums[i]);
 }
 
-template <class F> int32_t launch(tl_context *ctx, Job job, const int64_t *count, int64_t batch)
-{
-    job.count1 = tl_fastdiv((uint64_t)tl_ceil_div(count[1], F::P));
-    job.count2 = tl_fastdiv((uint64_t)count[2]);
-    job.items = (uint32_t)items_of(job, count, batch, F::P);
-    job.exact = job.kernel[0] == 1 && job.stride0.divisor == 1 && job.kernel[1] == F::T * F::S &&
-                job.kernel[2] == F::T * F::S;
-    const dim3 grid(tl_grid(job.items, THREADS / (int64_t)job.groups), (unsigned)tl_ceil_div(job.rows, F::R),
-                    job.parts);
-    const size_t bytes = sizeof(float4) * WARPS * job.room; /* less than any kernel may have */
-    return tl_launch_dynamic(ctx, "conv_direct", direct_kernel<F>, grid, THREADS, bytes, job);
-}
+/* The first kernel offset of an element's phase along an axis, and what it reads; no offset where none divides. */
+template <bool SPREAD> struct Axis {
+    int32_t first, step, at, move;
 
-constexpr int few_positions(int64_t stride) { return stride == 1 ? 2 : 1; }
-constexpr int many_positions(int64_t stride) { return stride == 1 ? 8 : 4; }
+    __device__ __forceinline__ Axis(const Job &job, int d, int32_t i)
+    {
+        if (!SPREAD) {
+            first = 0, step = 1, at = i * job.stride[d] - job.padding[d], move = job.dilation[d];
+            return;
+        }
+        const int32_t padded = i + job.padding[d], stride = job.stride[d];
+        step = job.period[d], move = -job.back[d];
+        if (job.dilation[d] == 1) {
+            uint32_t rest;
+            at = (int32_t)job.by_stride[d].divmod((uint32_t)padded, &rest);
+            first = min((int32_t)rest, job.kernel[d]);
+            return;
+        }
+        first = 0;
+        if (stride > 1)
+            while (first < job.kernel[d] && first < step && (padded - first * job.dilation[d]) % stride != 0)
+                first++;
+        if (first >= step) first = job.kernel[d];
+        at = first < job.kernel[d] ? (padded - first * job.dilation[d]) / stride : 0;
+    }
+};
 
-/* P is part of no order of additions: as many as leave the device full and few lines beyond the last. */
-template <int S, int T, int R>
-int32_t launch_items(tl_context *ctx, const Job &job, const int64_t *count, int64_t batch)
+/* A plane of an item: ROWS rows, or what is left of a group's, of IMAGES images. What is not there is a copy of what is. */
+template <class Sum, bool SPREAD, int ROWS, int IMAGES>
+__global__ void __launch_bounds__(THREADS) element_kernel(const __grid_constant__ Job job)
 {
-    constexpr int MANY = many_positions(S), FEW = few_positions(S);
-    constexpr int64_t WARPS_LEAST = 16; /* of a multiprocessor */
-    const int64_t warps = items_of(job, count, batch, MANY) / 32 * (int64_t)(job.groups * job.parts) *
-                          tl_ceil_div(job.rows, R);
-    const bool many = 2 * count[1] > MANY && warps >= WARPS_LEAST * tl_cuda_sms(ctx);
-    return many ? launch<Form<S, T, R, MANY>>(ctx, job, count, batch)
-                : launch<Form<S, T, R, FEW>>(ctx, job, count, batch);
-}
-
-/* Rows of a thread: those that leave the fewest empty. */
-int64_t rows_at_once(int64_t rows)
-{
-    if (rows <= 2) return rows;
-    return rows == 3 || tl_ceil_div(rows, 3) * 3 < tl_ceil_div(rows, 4) * 4 ? 3 : 4;
-}
-
-template <int S, int T> int32_t launch_rows(tl_context *ctx, const Job &job, const int64_t *count, int64_t batch)
-{
-    const int64_t rows = rows_at_once(job.rows);
-    return rows == 1   ? launch_items<S, T, 1>(ctx, job, count, batch)
-           : rows == 2 ? launch_items<S, T, 2>(ctx, job, count, batch)
-           : rows == 3 ? launch_items<S, T, 3>(ctx, job, count, batch)
-                       : launch_items<S, T, 4>(ctx, job, count, batch);
-}
-
-/* The first j along each axis, and how many. */
-void place_items(Job &job, int64_t stride, int64_t *count)
-{
-    for (int d = 0; d < AXES; d++) {
-        job.first[d] = (int32_t)(job.padding[d] / stride);
-        count[d] = (job.in[d] - 1 + job.padding[d]) / stride - job.first[d] + 1;
+    tl_wait_for_earlier();
+    const uint64_t index = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (index >= job.items) return;
+    const Item item(job, (uint32_t)index);
+    uint32_t part, group;
+    const uint32_t image = job.group.divmod(job.row.divmod(item.plane, &part), &group) * IMAGES, row = part * ROWS;
+    const uint32_t rows = min(job.rows - row, (uint32_t)ROWS), images = min(job.batch - image, (uint32_t)IMAGES);
+    const Axis<SPREAD> z(job, 0, (int32_t)item.at[0]), y(job, 1, (int32_t)item.at[1]), x(job, 2, (int32_t)item.at[2]);
+    const uint32_t groups = job.group.divisor;
+    const float *weights = job.w + group * job.w_group + row * job.w_row;
+    const float *sources[IMAGES];
+    uint32_t weights_at[ROWS];
+    Sum sums[ROWS][IMAGES] = {};
+    TL_UNROLL_FOR (int n = 0; n < IMAGES; n++) {
+        const uint64_t from = (uint64_t)(image + ((uint32_t)n < images ? (uint32_t)n : 0)) * groups + group;
+        sources[n] = job.source + from * job.channels * job.source_size;
+    }
+    TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
+        weights_at[r] = (uint32_t)r < rows ? (uint32_t)r * (uint32_t)job.w_row : 0;
+    for (uint32_t c = 0; c < job.channels; c++, weights += job.w_channel) {
+        int32_t cz = z.at;
+        for (int32_t a = z.first; a < job.kernel[0]; a += z.step, cz += z.move) {
+            int32_t cy = y.at;
+            for (int32_t b = y.first; b < job.kernel[1]; b += y.step, cy += y.move) {
+                const bool inside = (uint32_t)cz < (uint32_t)job.source_axes[0] &&
+                                    (uint32_t)cy < (uint32_t)job.source_axes[1];
+                const int64_t line = ((int64_t)cz * job.source_axes[1] + cy) * job.source_axes[2];
+                const float *w = weights + (a * job.kernel[1] + b) * job.kernel[2];
+                int32_t cx = x.at;
+                for (int32_t t = x.first; t < job.kernel[2]; t += x.step, cx += x.move) {
+                    const bool reads = inside && (uint32_t)cx < (uint32_t)job.source_axes[2];
+                    float value[IMAGES];
+                    TL_UNROLL_FOR (int n = 0; n < IMAGES; n++)
+                        value[n] = reads ? sources[n][line + cx] : 0.0f;
+                    TL_UNROLL_FOR (int r = 0; r < ROWS; r++) {
+                        const float weight = w[weights_at[r] + (uint32_t)t];
+                        TL_UNROLL_FOR (int n = 0; n < IMAGES; n++)
+                            sums[r][n] = with(sums[r][n], weight, value[n]);
+                    }
+                }
+            }
+        }
+        TL_UNROLL_FOR (int n = 0; n < IMAGES; n++)
+            sources[n] += job.source_size;
+    }
+    const bool none = z.first >= job.kernel[0] || y.first >= job.kernel[1] || x.first >= job.kernel[2];
+    const uint64_t at = index - (uint64_t)item.plane * job.lines.divisor;
+    TL_UNROLL_FOR (int r = 0; r < ROWS; r++) {
+        if ((uint32_t)r >= rows) break;
+        const uint32_t channel = group * job.rows + row + (uint32_t)r;
+        const float bias = job.bias ? job.bias[channel] : 0.0f;
+        TL_UNROLL_FOR (int n = 0; n < IMAGES; n++) {
+            if ((uint32_t)n >= images) break;
+            const uint64_t plane = (uint64_t)(image + (uint32_t)n) * groups * job.rows + channel;
+            const float sum = (float)(job.bias ? sums[r][n] + (Sum)bias : sums[r][n]);
+            job.target[plane * job.target_size + at] = none ? bias : sum;
+        }
     }
 }
 
-/* Leaves out what comes along an axis before the first kernel offset that meets a small element and after the last, but one of each
- * residue, and the padding with it. */
-void leave_out_taps(Job &job, int64_t stride)
+using Kernel = void (*)(const Job);
+
+template <class Sum> Kernel lines_of(int k)
 {
-    job.kept = 1;
-    for (int d = 0; d < AXES; d++) {
-        const int64_t step = d == 0 ? (int64_t)job.stride0.divisor : stride, kernel = job.kernel[d];
-        const int64_t least = step < kernel ? step : kernel, padding = job.padding[d];
-        const int64_t first = std::max(padding - (job.out[d] - 1) * step, INT64_C(0));
-        const int64_t from = std::min(first, kernel - least);
-        const int64_t stop = std::min(std::max(padding + job.in[d], from + least), kernel);
-        job.kept_from[d] = (uint32_t)from;
-        job.kernel[d] = (int32_t)(stop - from), job.padding[d] = (int32_t)(padding - from);
-        job.kept *= (uint32_t)job.kernel[d];
-    }
+    return k == 3 ? line_kernel<Sum, 3> : k == 5 ? line_kernel<Sum, 5> : line_kernel<Sum, 7>;
 }
 
-/* Cuts the channels into parts and groups. */
-void cut_channels(Job &job, int64_t image_items)
+/* In reproducible contexts of one row: another of several would wait for float64, not for what they share. */
+template <bool SPREAD, int IMAGES> Kernel elements_of(bool exact, int64_t rows)
 {
-    const int64_t items = THREADS / (int64_t)job.groups, row_groups = tl_ceil_div(job.rows, rows_at_once(job.rows));
-    int64_t parts = BLOCKS_WANTED / (tl_ceil_div(image_items, items) * row_groups);
-    const int64_t most = job.groups == WARPS ? job.channels / (WARPS * PART_LEAST) : 1;
-    if (parts > most) parts = most;
-    if (parts < PARTS_LEAST) parts = 1;
-    job.part_channels = (uint32_t)tl_ceil_div(job.channels, parts);
-    job.parts = (uint32_t)tl_ceil_div(job.channels, (int64_t)job.part_channels);
-    job.group_channels = (uint32_t)tl_ceil_div(job.part_channels, (int64_t)job.groups);
+    return exact       ? element_kernel<double, SPREAD, 1, IMAGES>
+           : rows == 1 ? element_kernel<float, SPREAD, 1, IMAGES>
+           : rows == 2 ? element_kernel<float, SPREAD, 2, IMAGES>
+           : rows == 3 ? element_kernel<float, SPREAD, 3, IMAGES>
+                       : element_kernel<float, SPREAD, ROWS_AT_ONCE, IMAGES>;
 }
 
-/* `job` of so many images; `s` is its spread. */
-int32_t launch_any(tl_context *ctx, const tl_conv_shape &s, const Job &job, int64_t stride, const int64_t *count,
-                   int64_t batch)
+/* The items of element_kernel, and which of them: of as many rows and images as leave enough threads; no order depends on it. */
+Kernel elements(tl_context *ctx, Job &job, bool spread, int64_t batch, int64_t groups, int64_t rows)
 {
-    if (tl_conv_is_pointwise(s))
-        return tl_cuda_conv_pointwise(ctx, {job.small, job.w, job.bias, job.large, batch, job.channels, job.rows,
-                                            s.in_size, job.w_channel, job.w_row, job.groups, job.group_channels,
-                                            job.parts, job.part_channels});
-    const int offsets = offsets_of((int)stride, job.kernel[1]);
-    if (stride == 1)
-        return offsets == 3   ? launch_rows<1, 3>(ctx, job, count, batch)
-               : offsets == 5 ? launch_rows<1, 5>(ctx, job, count, batch)
-                              : launch_rows<1, 7>(ctx, job, count, batch);
-    return offsets == 2   ? launch_rows<2, 2>(ctx, job, count, batch)
-           : offsets == 3 ? launch_rows<2, 3>(ctx, job, count, batch)
-                          : launch_rows<2, 4>(ctx, job, count, batch);
-}
-
-/* The stride that the last two axes share, as far as one matters to them, else 1; 0 if they have different ones. */
-int64_t common_stride(const tl_conv_shape &s)
-{
-    int64_t stride = 0;
-    for (int d = s.rank > 2 ? s.rank - 2 : 0; d < s.rank; d++) {
-        const bool free = s.in[d] == 1 && s.out[d] == 1 && s.kernel[d] == 1 && s.padding[d] == 0;
-        if (!free && stride && s.stride[d] != stride) return 0;
-        if (!free) stride = s.stride[d];
-    }
-    return stride ? stride : 1;
-}
-
-/* The spread that a correlation without strides is: it reads i + k - padding, which is i + (kernel - 1 - padding) - k' with k' =
- * kernel - 1 - k. */
-tl_conv_shape turned(const tl_conv_shape &s)
-{
-    tl_conv_shape t = s;
-    for (int d = 0; d < s.rank; d++)
-        t.in[d] = s.out[d], t.out[d] = s.in[d], t.padding[d] = s.kernel[d] - 1 - s.padding[d];
-    t.in_size = s.out_size, t.out_size = s.in_size;
-    return t;
-}
-
-/* Whether the kernel runs on a spread at all. */
-bool runs(const tl_conv_shape &s, int64_t batch, int64_t rows)
-{
-    if (s.rank > AXES || s.taps > TAPS_MOST || rows > INT16_MAX) return false;
-    for (int d = 0; d < s.rank; d++)
-        if (s.in[d] >= EXTENT_MOST || s.padding[d] < 0 || s.padding[d] >= EXTENT_MOST || s.out[d] >= EXTENT_MOST ||
-            s.stride[d] >= EXTENT_MOST || s.dilation[d] > 1)
-            return false;
-    const int64_t stride = common_stride(s), second = s.rank >= 2 ? s.kernel[s.rank - 2] : 1;
-    return (stride == 1 || stride == 2) && second <= (stride == 1 ? 7 : 8) && batch * s.in_size < INT64_C(1) << 31;
-}
-
-/* With one tap along the second or the third axis most of what a thread reads there would meet no weight. */
-bool has_wide_kernel(const tl_conv_shape &s)
-{
-    return s.rank >= 2 && s.kernel[s.rank - 2] >= 2 && s.kernel[s.rank - 1] >= 2;
-}
-
-/* Few channels, and terms of an element, of one phase. */
-bool few_terms(const tl_conv_shape &s, int64_t channels)
-{
-    int64_t terms = channels;
-    for (int d = 0; d < s.rank; d++)
-        terms *= tl_ceil_div(s.kernel[d], s.stride[d]);
-    return channels <= CHANNELS_FEW && terms <= TERMS_FEW;
+    const bool exact = tl_is_reproducible(ctx);
+    const int64_t most = THREADS_LEAST * tl_cuda_sms(ctx), shared = exact ? rows : tl_ceil_div(rows, ROWS_AT_ONCE);
+    const int64_t threads = groups * shared * job.target_size;
+    const int64_t parts = batch * threads >= most ? shared : rows;
+    const bool several = batch >= IMAGES_AT_ONCE && tl_ceil_div(batch, IMAGES_AT_ONCE) * threads >= most;
+    const int64_t at_once = tl_ceil_div(rows, parts);
+    job.row_parts = (uint32_t)tl_ceil_div(rows, at_once), job.row = tl_fastdiv(job.row_parts);
+    set_items(job, job.target_axes, tl_ceil_div(batch, several ? IMAGES_AT_ONCE : 1) * groups * job.row_parts, 1);
+    if (several)
+        return spread ? elements_of<true, IMAGES_AT_ONCE>(exact, at_once)
+                      : elements_of<false, IMAGES_AT_ONCE>(exact, at_once);
+    return spread ? elements_of<true, 1>(exact, at_once) : elements_of<false, 1>(exact, at_once);
 }
 
 } // namespace
 
-bool tl_cuda_conv_direct_serves(const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels, int64_t rows)
+int32_t tl_conv_direct(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t groups,
+                       int64_t channels, int64_t rows, const float *source, const float *w, const float *bias,
+                       float *target)
 {
-    if (batch == 0 || channels == 0 || rows == 0) return false;
-    /* as the order of additions is another than that of conv/mma_product.cu, the batch has no say */
-    if (spread) {
-        const double work = (double)s.out_size * (double)(channels * rows * s.taps);
-        return runs(s, batch, rows) &&
-               (rows <= ROWS_FEW || (rows <= ROWS_MOST && work <= (double)WORK_MOST) || few_terms(s, channels));
-    }
-    for (int d = 0; d < s.rank; d++)
-        if (s.stride[d] > 1) return false;
-    return (few_terms(s, channels) || (rows <= ROWS_FEW && has_wide_kernel(s))) && runs(turned(s), batch, rows);
-}
-
-double tl_cuda_conv_direct_work(const tl_conv_shape &s, int64_t channels, int64_t rows)
-{
-    const int64_t stride = common_stride(s);
-    const int64_t at_once = rows == 2 ? 3 : rows_at_once(rows); /* as what is chosen by it belongs to results */
-    double work = (double)(channels * tl_ceil_div(rows, at_once) * at_once);
-    for (int d = 0; d < s.rank; d++) {
-        const int axis = AXES - s.rank + d;
-        if (axis == 0) {
-            work *= (double)(s.in[d] * tl_ceil_div(s.kernel[d], s.stride[d]));
-            continue;
-        }
-        int64_t count = (s.in[d] - 1 + s.padding[d]) / stride - s.padding[d] / stride + 1;
-        const int64_t many = many_positions(stride);
-        if (axis == 1 && 2 * count > many) count = tl_ceil_div(count, many) * many;
-        work *= (double)(count * s.kernel[d]);
-    }
-    return work;
-}
-
-int32_t tl_cuda_conv_direct(tl_context *ctx, const tl_conv_shape &shape, bool spread, int64_t batch, int64_t channels,
-                            int64_t rows, const float *small, const float *w, const float *bias, float *large)
-{
-    const tl_conv_shape s = spread ? shape : turned(shape);
-    Job job = {};
-    job.small = small, job.w = w, job.bias = bias, job.large = large;
-    job.channels = (uint32_t)channels, job.rows = (uint32_t)rows, job.taps = tl_fastdiv((uint64_t)s.taps);
-    job.w_channel = (uint64_t)(spread ? rows * s.taps : s.taps);
-    job.w_row = (uint64_t)(spread ? s.taps : channels * s.taps);
-    job.w_first = spread ? 0 : s.taps - 1, job.w_step = spread ? 1 : -1;
-    job.small_size = (uint32_t)s.out_size, job.large_size = (uint32_t)s.in_size;
-    job.groups = 1;
-    while (job.groups < WARPS && channels >= 2 * GROUP_LEAST * job.groups)
-        job.groups *= 2;
-    const int64_t stride = common_stride(s);
-    int64_t count[AXES];
-    for (int d = 0; d < AXES; d++) {
-        const int from = d - (AXES - s.rank);
-        job.in[d] = from < 0 ? 1 : (int32_t)s.in[from];
-        job.out[d] = from < 0 ? 1 : (int32_t)s.out[from];
-        job.kernel[d] = from < 0 ? 1 : (int32_t)s.kernel[from];
-        job.padding[d] = from < 0 ? 0 : (int32_t)s.padding[from];
-    }
-    job.stride0 = tl_fastdiv(s.rank == AXES ? (uint64_t)s.stride[0] : 1);
-    job.in0 = tl_fastdiv((uint64_t)job.in[0]);
-    job.taps1 = tl_fastdiv((uint64_t)job.kernel[1]), job.taps2 = tl_fastdiv((uint64_t)job.kernel[2]);
-    place_items(job, stride, count);
-    cut_channels(job, items_of(job, count, 1, few_positions(stride))); /* what is left out has no say in it */
-    leave_out_taps(job, stride);
-    place_items(job, stride, count);
-    job.room = job.kept > ROOM ? job.kept : ROOM;
-    job.chunk = job.room / job.kept;
-    if (job.parts == 1) return launch_any(ctx, s, job, stride, count, batch);
-    const int64_t size = job.large_size, most = SCRATCH_MOST / (rows * size * job.parts),
-                  images = batch < most ? batch : most;
-    tl_scratch<float> partial(ctx);
-    TL_TRY(partial.allocate(images * rows * size * job.parts));
-    job.large = partial, job.bias = nullptr;
-    for (int64_t first = 0; first < batch; first += images) {
-        const int64_t n = batch - first < images ? batch - first : images;
-        job.small = small + first * channels * job.small_size;
-        job.large_elements = (uint64_t)(n * rows * size);
-        TL_TRY(launch_any(ctx, s, job, stride, count, n));
-        TL_TRY(
-            tl_cuda_conv_add(ctx, partial, job.parts, n * rows * size, bias, size, rows, large + first * rows * size));
-    }
-    return TORCHLEAN_OK;
+    if (tl_conv_is_depthwise(s, spread, channels))
+        return tl_conv_depthwise(ctx, s, batch, groups, rows, source, w, bias, target);
+    Job job = job_of(s, spread, groups, channels, rows);
+    job.source = source, job.w = w, job.bias = bias, job.target = target;
+    const int k = job.kernel[2];
+    const bool in_lines = channels == 1 && job.stride[0] == 1 && job.stride[1] == 1 && job.stride[2] == 1 &&
+                          job.dilation[2] == 1 && (k == 3 || k == 5 || k == 7);
+    job.step = !in_lines ? 0 : spread ? -1 : 1;
+    job.batch = (uint32_t)batch;
+    if (in_lines) set_items(job, job.target_axes, batch * groups * rows, WIDTH);
+    const Kernel kernel = !in_lines                 ? elements(ctx, job, spread, batch, groups, rows)
+                          : tl_is_reproducible(ctx) ? lines_of<double>(k)
+                                                    : lines_of<float>(k);
+    if (job.items == 0) return TORCHLEAN_OK;
+    return tl_launch_ahead(ctx, "conv_groups", kernel, tl_grid((int64_t)job.items, THREADS), THREADS, 0, job);
 }

@@ -11,7 +11,7 @@
  *
  * Order of additions: that of conv/mma_product.cu, a chain of fused multiply-adds over CHAIN columns of K, with CHUNK taps of a
  * larger kernel to a chain; then the second chain, and the bias. */
-#include "cuda/conv/few_terms.cuh"
+#include "cuda/conv/conv.cuh"
 #include "cuda/device/division.cuh"
 #include "cuda/device/unroll.cuh"
 
@@ -19,14 +19,9 @@ using tl_conv::CHUNK;
 
 namespace {
 
-constexpr int THREADS = 128, WARPS = THREADS / 32, AXES = 3;
-constexpr int POSITIONS = 128, ROWS = 8;
-constexpr int CHAIN = 32, COLUMNS_MOST = 2 * CHAIN; /* of K, with those that pad a chain in front of another */
-constexpr int64_t TERMS_MOST = 63;                  /* of an element: fewer than TENSOR_LEAST of conv/mma_tile.cuh */
-constexpr int64_t EXTENT_MOST = INT64_C(1) << 28;
-/* Taps of all axes together, a bit each, and the bit that no position has. */
-constexpr int64_t BITS_MOST = 31;
-constexpr uint32_t NEVER = UINT32_C(1) << 31;
+constexpr int THREADS = 128, WARPS = THREADS / 32, AXES = TL_CONV_AXES;
+constexpr int POSITIONS = 128, ROWS = 8, CHAIN = 32;
+constexpr uint32_t NEVER = UINT32_C(1) << 31; /* the bit of no tap, which no position has */
 
 /* A shape of lower rank has axes of length 1 before its own; the numbers are those of tl_conv_gather. */
 struct Job {
@@ -88,8 +83,8 @@ template <int COLUMNS, int P>
 __global__ void __launch_bounds__(THREADS) few_terms_kernel(const __grid_constant__ Job job)
 {
     constexpr int TILE_ROWS = ROWS * P, PITCH = TILE_ROWS + 4, CHAINS = (COLUMNS + CHAIN - 1) / CHAIN;
-    static_assert(COLUMNS % 4 == 0 && COLUMNS <= COLUMNS_MOST && COLUMNS <= THREADS && POSITIONS == THREADS &&
-                      WARPS % P == 0,
+    static_assert(COLUMNS % 4 == 0 && COLUMNS <= TL_CONV_MAX_FEW_COLUMNS && COLUMNS <= THREADS &&
+                      POSITIONS == THREADS && WARPS % P == 0,
                   "a thread has a position to gather and a column to describe");
     __shared__ __align__(16) float elements[COLUMNS][POSITIONS];
     __shared__ __align__(16) float weights[COLUMNS][PITCH];
@@ -164,33 +159,10 @@ template <int COLUMNS> int32_t launch(tl_context *ctx, const Job &job)
                                : launch_tiles<COLUMNS, 1>(ctx, job);
 }
 
-/* Columns of K: those of a chain that is not the last one are padded. */
-int64_t columns_of(const tl_conv_shape &s, int64_t channels)
-{
-    return s.taps > CHUNK ? s.taps + (CHAIN - CHUNK) * ((s.taps - 1) / CHUNK) : channels * s.taps;
-}
-
 } // namespace
 
-bool tl_cuda_conv_few_terms_serves(const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels, int64_t rows)
-{
-    /* of a spread that is one phase, whose positions are the whole image */
-    if (batch == 0 || channels == 0 || rows == 0 || s.rank > AXES || channels * s.taps > TERMS_MOST ||
-        rows > 65535 * ROWS || columns_of(s, channels) > COLUMNS_MOST)
-        return false;
-    int64_t bits = AXES - s.rank;
-    for (int d = 0; d < s.rank; d++) {
-        if (s.in[d] >= EXTENT_MOST || s.out[d] >= EXTENT_MOST || s.padding[d] >= EXTENT_MOST ||
-            s.stride[d] >= EXTENT_MOST || s.kernel[d] * s.dilation[d] >= EXTENT_MOST ||
-            s.out[d] * s.stride[d] >= 4 * EXTENT_MOST || (spread && s.stride[d] > 1))
-            return false;
-        bits += s.kernel[d];
-    }
-    return bits <= BITS_MOST;
-}
-
-int32_t tl_cuda_conv_few_terms(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
-                               int64_t rows, const float *source, const float *w, const float *bias, float *target)
+int32_t tl_conv_few_terms(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
+                          int64_t rows, const float *source, const float *w, const float *bias, float *target)
 {
     const tl_conv_gather g = spread ? tl_conv_spread(&s, 0) : tl_conv_correlate(&s);
     Job job = {};
@@ -217,9 +189,16 @@ int32_t tl_cuda_conv_few_terms(tl_context *ctx, const tl_conv_shape &s, bool spr
     }
     job.positions = tl_fastdiv((uint64_t)g.positions);
     job.count1 = tl_fastdiv((uint64_t)count[1]), job.count2 = tl_fastdiv((uint64_t)count[2]);
-    const int64_t columns = columns_of(s, channels);
-    return columns <= 16   ? launch<16>(ctx, job)
-           : columns <= 32 ? launch<32>(ctx, job)
-           : columns <= 52 ? launch<52>(ctx, job)
-                           : launch<64>(ctx, job);
+    const int64_t columns = tl_conv_few_columns(&s, channels);
+    /* those of first layers: 27 and 48 of three channels, 49 taps in two chunks */
+    const auto launch_columns = columns <= 4    ? launch<4>
+                                : columns <= 8  ? launch<8>
+                                : columns <= 12 ? launch<12>
+                                : columns <= 16 ? launch<16>
+                                : columns <= 28 ? launch<28>
+                                : columns <= 32 ? launch<32>
+                                : columns <= 48 ? launch<48>
+                                : columns <= 52 ? launch<52>
+                                                : launch<64>;
+    return launch_columns(ctx, job);
 }

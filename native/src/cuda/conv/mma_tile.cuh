@@ -18,11 +18,6 @@ namespace tl_conv {
 /* Columns of a slice; a chain is two of them. */
 constexpr int SLICE = 16, CHAIN = 2 * SLICE;
 static_assert(CHAIN == TL_DRAIN, "a chain ends where device/tf32_split.cuh wants it");
-/* Columns of the inner dimension below which tensor cores are left alone: a chain's errors (the operands' last bits,
- * the dropped product of the low parts, 12 truncated accumulations) stay below 36 roundings, so that from 64 columns on
- * a sum is within the bound of one rounding per column, whose height the rows declare. */
-constexpr int64_t TENSOR_LEAST = 64;
-
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
 /* BM x BN elements; a warp has MT·16 rows by NT·8 columns of it, a thread those of mma's accumulator: rows lane / 4 and

@@ -8,7 +8,7 @@
  * one thread for all.
  *
  * Order of additions: chains of CHAIN positions added in order (conv/mma_tile.cuh) within a segment; the segments' sums by
- * the column tree of formula/sum_tree.h. Segments follow from the shape alone. */
+ * the column tree of formula/sum_tree.h. Segments follow from the shape and the device. */
 #include "cuda/conv/conv.cuh"
 #include "cuda/conv/mma_tile.cuh"
 #include "cuda/device/sum_tree.cuh"
@@ -18,9 +18,9 @@ using namespace tl_conv;
 
 namespace {
 
-/* Positions of a segment, at least; the thread blocks of a wave, two on each multiprocessor of an H100; waves, at most.
- * Constants, because segments are part of the result. */
-constexpr int64_t SEGMENT_LEAST = 128, WAVE = 264, WAVES = 8;
+constexpr int64_t MIN_SEGMENT = 128; /* positions */
+constexpr int64_t RESIDENT = 2;      /* thread blocks of a multiprocessor in a wave */
+constexpr int64_t MAX_WAVES = 8;
 
 struct Job {
     tl_conv_gather gather;
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) weights_kernel(const 
     const uint32_t length = job.total - begin < job.segment ? job.total - begin : job.segment;
     const int slices = (int)((length - 1) / CHAIN + 1) * 2;
     Loader loader = {job, positions, entries, begin, length, row0, tap0, taps, slices};
-    run_slices(loader, stages, 0, slices, slices, length < TENSOR_LEAST, [&](int, const typename T::Sums &sums) {
+    run_slices(loader, stages, 0, slices, slices, length < TL_CONV_MIN_TENSOR, [&](int, const typename T::Sums &sums) {
         T::store(job.sums + blockIdx.y * job.elements, (uint32_t)(job.channels * g.taps_size), targets,
                  (int)(left < T::BN ? left : T::BN), row0, (uint32_t)job.rows, false, nullptr, sums);
     });
@@ -204,17 +204,16 @@ int64_t column_tiles(const Job &job, int64_t BN, uint32_t *chunk_tiles)
     return full * *chunk_tiles + last_tiles;
 }
 
-int64_t segments_of(int64_t tiles, int64_t total)
+int64_t segments_of(int64_t tiles, int64_t total, int64_t wave)
 {
-    const int64_t by_length = total / SEGMENT_LEAST, by_waves = WAVES * WAVE / tiles;
-    return tl_conv_segments(tiles, by_length < by_waves ? by_length : by_waves, WAVE);
+    return tl_conv_segments(tiles, tl_imin(total / MIN_SEGMENT, MAX_WAVES * wave / tiles), wave);
 }
 
 template <class T> int32_t launch(tl_context *ctx, Job &job, int64_t total, float *gw)
 {
     job.row_tiles = (uint32_t)tl_ceil_div(job.rows, T::BM);
     const int64_t tiles = column_tiles(job, T::BN, &job.chunk_tiles) * job.row_tiles;
-    int64_t segments = segments_of(tiles, total);
+    int64_t segments = segments_of(tiles, total, RESIDENT * tl_cuda_sms(ctx));
     const int64_t segment = tl_ceil_div(tl_ceil_div(total, segments), CHAIN) * CHAIN;
     segments = tl_ceil_div(total, segment);
     job.segment = (uint32_t)(segment < UINT32_MAX ? segment : UINT32_MAX);
@@ -229,8 +228,8 @@ template <class T> int32_t launch(tl_context *ctx, Job &job, int64_t total, floa
 
 } // namespace
 
-int32_t tl_cuda_conv_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
-                             const float *large, const float *small, float *gw)
+int32_t tl_conv_mma_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
+                            const float *large, const float *small, float *gw)
 {
     Job job = {};
     job.gather = tl_conv_correlate(&s);

@@ -10,37 +10,94 @@
  *   product_kernel  a thread of a producing group gathers one position of every 128 columns of a stage, or half the
  *                   channels of one of 64, so that a warp reads 32 neighbouring positions; the packed weights of 64 rows
  *                   of a stage are one bulk copy
- *   add             (conv/mma_product.cu) adds the segments of K where different thread blocks have computed them
+ *   add             adds the segments of K where different thread blocks have computed them
  *
  * Order of additions: the steps' parts in order within a segment of K, the segments' sums in order, the bias last.
  * Segments, and whether these kernels or those of conv/mma_product.cu serve, follow from the shape of one image. Who adds
  * the segments (the thread block of a tile, in scratch of its own, or the kernel above where the tiles alone leave
  * multiprocessors idle) changes nothing in it, nor does the tile. The batch has no part in the order; but where a tile
- * is computed again (conv/wgmma.cuh), all images that share it get the bits of fused multiply-adds. Taps that lie outside for all
- * positions are left out of the tensor cores' work, where their parts would be zeros, and of nothing else. */
+ * is computed again (conv/wgmma.cuh), all images that share it get the bits of fused multiply-adds. */
 #include <algorithm>
 
-#include "cuda/conv/wgmma_place.cuh"
+#include "cuda/conv/wgmma.cuh"
 
 using namespace tl_conv_wgmma;
 
 namespace {
 
-/* Columns of K that cover the error of a part's cut-off sums, as for products of matrices (linalg/wgmma.cu). */
-constexpr int64_t TENSOR_LEAST = 64;
-/* Positions and multiply-adds of an image from which on these kernels serve, and steps that a segment has at least; in phases beside
- * a longer one, of images of so few tiles (an eighth of a device), a piece has at least PIECE_LEAST. */
-constexpr int64_t POSITIONS_LEAST = 16, WORK_LEAST = INT64_C(1) << 23, SEGMENT_LEAST = 9;
-constexpr int64_t TILES_FEW = WAVE / 8, PIECE_LEAST = 2;
-/* Rows from which on these kernels serve: with as many the tiles of conv/mma_product.cu have 64 rows too, at a third of the speed
- * (measured on an H200). */
-constexpr int64_t ROWS_LEAST = 33;
-constexpr int64_t SCRATCH_MOST = INT64_C(1) << 26; /* floats of separately kept segments: 256 MiB */
+/* Steps that a segment has at least, and in phases beside a longer one, of images of so few tiles (an eighth of a device), a piece. */
+constexpr int64_t MIN_SEGMENT = 9, MIN_PIECE = 2, FEW_TILES = 8;
+constexpr int64_t MAX_SCRATCH = INT64_C(1) << 26; /* floats of separately kept segments: 256 MiB */
+
+struct Job : Weights {
+    Arrays arrays;
+    const float *source, *bias;
+    float *target;
+    float *partial; /* (segment, the target's elements), or NULL */
+    float *total;   /* (thread block, warp group, float4 of a thread, thread of the group, 4), or NULL */
+    uint64_t target_elements;
+    tl_fastdiv segments;
+    uint32_t pieces, run; /* segments of all tiles; neighbouring ones that a thread block gets at a time */
+    uint32_t row_tiles;
+};
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+/* Where a piece lies: a segment of a tile. */
+struct Place {
+    uint32_t phase, row_tile, column0, segment;
+
+    __device__ __forceinline__ Place(const Job &job, uint32_t piece, uint32_t columns)
+    {
+        const uint32_t tile = job.segments.divmod(piece, &segment);
+        phase = 0;
+        while (phase + 1 < job.phases && tile >= job.phase[phase + 1].first)
+            phase++;
+        const uint32_t local = tile - job.phase[phase].first, column = local / job.row_tiles;
+        row_tile = local - column * job.row_tiles;
+        column0 = column * columns;
+    }
+    /* The first step of the segment, or with NEXT of the one after it. */
+    template <int NEXT> __device__ __forceinline__ uint32_t first(const Job &job) const
+    {
+        return job.segments.div((segment + NEXT) * job.phase[phase].steps);
+    }
+    __device__ __forceinline__ int steps(const Job &job) const { return (int)(first<1>(job) - first<0>(job)); }
+};
+
+/* Where a tile's sums go, or a piece's that are kept separately, and what is added to them. */
+struct Sink {
+    float *to;
+    const float *bias;
+
+    __device__ __forceinline__ Sink(const Job &job, uint32_t segment)
+        : to(job.partial ? job.partial + segment * job.target_elements : job.target),
+          bias(job.partial ? nullptr : job.bias)
+    {}
+};
+
+/* A tap: what it adds to coordinates and to a source index. */
+struct Tap {
+    int32_t d[AXES];
+    uint32_t source;
+
+    __device__ __forceinline__ Tap(const Job &job, const Phase &phase, const TapPlace &place)
+    {
+        TL_UNROLL_FOR (int i = 0; i < AXES; i++)
+            d[i] = (int32_t)place.at[i] * phase.tap_step[i];
+        source = (uint32_t)d[0] * job.arrays.stride[0] + (uint32_t)d[1] * job.arrays.stride[1] +
+                 (uint32_t)d[2] * job.arrays.stride[2];
+    }
+    __device__ __forceinline__ bool inside(const Job &job, const Position &p) const
+    {
+        return (uint32_t)(p.c[0] + d[0]) < (uint32_t)job.arrays.extent[0] &&
+               (uint32_t)(p.c[1] + d[1]) < (uint32_t)job.arrays.extent[1] &&
+               (uint32_t)(p.c[2] + d[2]) < (uint32_t)job.arrays.extent[2];
+    }
+};
+
 /* Pieces whose targets are kept: the producers fill at most STAGES stages of a later piece while one is being stored,
- * and a piece has at least PIECE_LEAST. */
+ * and a piece has at least MIN_PIECE. */
 constexpr int TARGETS = 4;
 
 template <class T> struct ProductLoader {
@@ -55,7 +112,7 @@ template <class T> struct ProductLoader {
     Position at[COPIES];
     const Phase *phase;
     const float *weights;
-    uint32_t first; /* kept step */
+    uint32_t first; /* step */
     uint32_t *kept; /* where this piece's targets go */
 
     __device__ __forceinline__ ProductLoader(const Job &job, uint32_t (*targets)[T::COLUMNS])
@@ -67,18 +124,18 @@ template <class T> struct ProductLoader {
     {
         const Place place(job, piece, T::COLUMNS);
         phase = &job.phase[place.phase];
-        first = place.first_kept<0>(job);
-        weights = phase->packed + (uint64_t)(place.row_tile * T::WM * phase->kept_steps) * (T::A_GROUP / 4);
+        first = place.first<0>(job);
+        weights = phase->packed + (uint64_t)(place.row_tile * T::WM * phase->steps) * (T::A_GROUP / 4);
         kept = targets[n % TARGETS];
         TL_UNROLL_FOR (int u = 0; u < COPIES; u++)
-            at[u].find(job, *phase, place.column0 + (uint32_t)(column + u * GROUP));
+            at[u].find(job.arrays, *phase, place.column0 + (uint32_t)(column + u * GROUP));
     }
     /* The thread's channels of one position; WHOLE: all of them exist. */
     template <bool WHOLE>
     __device__ __forceinline__ void read(float (&held)[CHANNELS], const float *from, bool inside, int left) const
     {
         TL_UNROLL_FOR (int k = 0; k < CHANNELS; k++) {
-            const char *p = reinterpret_cast<const char *>(from) + (uint64_t)job.source_size * (4u * k);
+            const char *p = reinterpret_cast<const char *>(from) + (uint64_t)job.arrays.source_size * (4u * k);
             held[k] = inside && (WHOLE || k < left) ? __ldg(reinterpret_cast<const float *>(p)) : 0.0f;
         }
     }
@@ -89,8 +146,8 @@ template <class T> struct ProductLoader {
             barrier_expect(full, T::WM * T::A_GROUP);
             TL_UNROLL_FOR (int h = 0; h < T::WM; h++)
                 bulk_copy(tl_shared_address(to) + h * T::A_GROUP,
-                          weights + (uint64_t)(h * phase->kept_steps + first + (uint32_t)s) * (T::A_GROUP / 4),
-                          T::A_GROUP, full);
+                          weights + (uint64_t)(h * phase->steps + first + (uint32_t)s) * (T::A_GROUP / 4), T::A_GROUP,
+                          full);
         }
         if (s == 0)
             TL_UNROLL_FOR (int u = 0; u < COPIES; u++)
@@ -99,11 +156,11 @@ template <class T> struct ProductLoader {
     __device__ __forceinline__ void fill(int s, char *to, const Ring<T::STAGES> &ring, Guard &guard)
     {
         uint32_t t;
-        const uint32_t block = phase->kept.divmod(first + (uint32_t)s, &t);
-        const Tap tap(job, *phase, kept_tap_of(*phase, t));
+        const uint32_t block = phase->taps.divmod(first + (uint32_t)s, &t);
+        const Tap tap(job, *phase, TapPlace(*phase, t));
         const uint32_t channel = block * STEP + (uint32_t)channel0;
-        const int left = (int)(job.channels - channel);
-        const uint32_t offset = tap.source + channel * job.source_size;
+        const int left = (int)(job.arrays.channels - channel);
+        const uint32_t offset = tap.source + channel * job.arrays.source_size;
         TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
             float held[CHANNELS];
             const bool inside = tap.inside(job, at[u]);
@@ -136,8 +193,8 @@ __device__ __forceinline__ void store_rows(const Job &job, const Sink &sink, con
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
     TL_UNROLL_FOR (int h = 0; h < 2; h++) {
         const uint32_t row = row0 + (uint32_t)(16 * warp + 8 * h + lane / 4);
-        if (row >= job.rows) continue;
-        const uint32_t base = row * job.target_size;
+        if (row >= job.arrays.rows) continue;
+        const uint32_t base = row * job.arrays.target_size;
         const float bias = sink.bias ? sink.bias[row] : 0.0f;
         TL_UNROLL_FOR (int j = 0; j < BN / 8; j++) {
             const int column = 8 * j + 2 * (lane % 4);
@@ -212,33 +269,33 @@ __device__ __forceinline__ void plain_rows(const Job &job, const Sink &sink, con
 #pragma unroll 1
     for (uint32_t q = column0 + tx; q < column0 + BN && q < phase.columns; q += 16) {
         Position at;
-        at.find(job, phase, q);
+        at.find(job.arrays, phase, q);
         float sum[8] = {};
 #pragma unroll 1
         for (uint32_t step = begin; step < end; step++) {
             uint32_t t;
-            const uint32_t block = phase.taps.divmod(step, &t) * STEP, last = min(block + STEP, job.channels);
-            const TapPlace tap_place = tap_of(phase, t);
+            const uint32_t block = phase.taps.divmod(step, &t) * STEP, last = min(block + STEP, job.arrays.channels);
+            const TapPlace tap_place(phase, t);
             const Tap tap(job, phase, tap_place);
             const bool has = tap.inside(job, at);
             const uint32_t kernel = tap_place.weight(phase);
 #pragma unroll 1
             for (uint32_t channel = block; channel < last; channel++) {
-                const float v = has ? job.source[at.source + tap.source + channel * job.source_size] : 0.0f;
+                const float v = has ? job.source[at.source + tap.source + channel * job.arrays.source_size] : 0.0f;
                 TL_UNROLL_FOR (int r = 0; r < 8; r++) {
-                    const uint32_t row = min(row0 + ty + 8 * r, job.rows - 1);
+                    const uint32_t row = min(row0 + ty + 8 * r, job.arrays.rows - 1);
                     sum[r] = fmaf(job.w[row * job.w_row + channel * job.w_channel + kernel], v, sum[r]);
                 }
             }
         }
         TL_UNROLL_FOR (int r = 0; r < 8; r++) {
             const uint32_t row = row0 + ty + 8 * r;
-            if (row >= job.rows) continue;
+            if (row >= job.arrays.rows) continue;
             if (total.group) {
                 float *const p = total.place(ty, (uint32_t)r, q - column0);
                 *p = place.segment > 0 ? *p + sum[r] : sum[r];
             } else {
-                sink.to[row * job.target_size + at.target] = sink.bias ? sum[r] + sink.bias[row] : sum[r];
+                sink.to[row * job.arrays.target_size + at.target] = sink.bias ? sum[r] + sink.bias[row] : sum[r];
             }
         }
     }
@@ -254,7 +311,7 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) product_kernel(
     __shared__ uint64_t barriers[2][T::STAGES];
     __shared__ __align__(4) uint8_t unsafe[T::STAGES][WARPS];
     __shared__ __align__(8) uint32_t targets[TARGETS][T::COLUMNS];
-    static_assert(T::STAGES <= PIECE_LEAST * (TARGETS - 1), "a piece's targets are stored before they are replaced");
+    static_assert(T::STAGES <= MIN_PIECE * (TARGETS - 1), "a piece's targets are stored before they are replaced");
     const Stages<T> stages = open_stages<T, 1>(dynamic, barriers, unsafe);
     const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0);
     if (threadIdx.x >= GROUPS * GROUP) {
@@ -296,6 +353,25 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) product_kernel(
 #endif
 }
 
+/* A thread owns one element: its segments' sums in order, then the bias. */
+__global__ void __launch_bounds__(256) add_kernel(const float *partial, int64_t segments, int64_t n, const float *bias,
+                                                  tl_fastdiv size, tl_fastdiv rows, float *out)
+{
+    tl_wait_for_earlier();
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (i >= n) return;
+    float sum = partial[i];
+#pragma unroll 4
+    for (int64_t segment = 1; segment < segments; segment++)
+        sum = sum + partial[segment * n + i];
+    if (bias) {
+        uint32_t row;
+        rows.divmod(size.div((uint32_t)i), &row);
+        sum = sum + bias[row];
+    }
+    out[i] = sum;
+}
+
 using Large = Tile<2, 128>; /* 128 x 128 */
 using Low = Tile<1, 128>;   /* 64 x 256 */
 /* Where tiles are few: 64 x 128 and, with no more stages than pieces' targets allow (TARGETS), 64 x 64. */
@@ -303,13 +379,6 @@ using Narrow = Tile<1, 64>;
 using Small = Tile<1, 32, 6>;
 
 template <class T> bool prepare_kernel() { return tl_wgmma_prepare(product_kernel<T>, T::BYTES); }
-
-bool runs(tl_context *ctx)
-{
-    return tl_wgmma_runs(ctx, [] {
-        return prepare_kernel<Large>() && prepare_kernel<Low>() && prepare_kernel<Narrow>() && prepare_kernel<Small>();
-    });
-}
 
 /* The phases that have positions, those with the most taps first; how many. */
 int phases_of(const tl_conv_shape &s, bool spread, tl_conv_gather *gathers)
@@ -333,15 +402,14 @@ template <class T> int64_t tiles_of(const tl_conv_gather *gathers, int phases, i
     return tiles;
 }
 
-/* Into how many segments K is cut: as many as fill a device with the tiles of one image. The first phase has the most taps, and the
+/* Into how many segments K is cut: as many as fill the device with the tiles of one image. The first phase has the most taps, and the
  * tiles that take longest; of few tiles the last one's segments may be short. */
-int64_t segments_of(const tl_conv_gather *gathers, int phases, int64_t channel_blocks, int64_t rows)
+int64_t segments_of(const tl_conv_gather *gathers, int phases, int64_t channel_blocks, int64_t rows, int64_t sms)
 {
     const int64_t longest = channel_blocks * gathers[0].taps_size, tiles = tiles_of<Low>(gathers, phases, 1, rows);
     const int64_t shortest = channel_blocks * gathers[phases - 1].taps_size;
-    const int64_t most = std::min(
-        {WAVE / tiles, longest / SEGMENT_LEAST, shortest / (tiles <= TILES_FEW ? PIECE_LEAST : SEGMENT_LEAST)});
-    return std::max(most, INT64_C(1));
+    const int64_t piece = tiles <= sms / FEW_TILES ? MIN_PIECE : MIN_SEGMENT;
+    return std::max(std::min({sms / tiles, longest / MIN_SEGMENT, shortest / piece}), INT64_C(1));
 }
 
 /* The time of a segment of a tile, in fifths of a large one's. A low one takes seven (measured on an H200). The smaller ones have
@@ -365,7 +433,7 @@ template <class T> struct Plan {
     }
     int32_t launch(tl_context *ctx, Job &job, const tl_conv_gather *gathers, int64_t batch) const
     {
-        job.row_tiles = (uint32_t)tl_ceil_div(job.rows, T::ROWS);
+        job.row_tiles = (uint32_t)tl_ceil_div(job.arrays.rows, T::ROWS);
         uint32_t first = 0;
         for (uint32_t p = 0; p < job.phases; p++) {
             job.phase[p].first = first;
@@ -381,146 +449,54 @@ template <class T> struct Plan {
             (apart ? job.partial : job.total) = scratch;
         }
         TL_TRY(tl_launch_dynamic(ctx, "conv_wgmma_product", product_kernel<T>, grid, THREADS, T::BYTES, job));
-        return apart ? tl_cuda_conv_add(ctx, job.partial, job.segments.divisor, (int64_t)job.target_elements, job.bias,
-                                        job.target_size, job.rows, job.target)
-                     : TORCHLEAN_OK;
+        if (!apart) return TORCHLEAN_OK;
+        const int64_t elements = (int64_t)job.target_elements;
+        return tl_launch_ahead(ctx, "add", add_kernel, tl_grid(elements, 256), 256, 0, (const float *)job.partial,
+                               (int64_t)job.segments.divisor, elements, job.bias,
+                               tl_fastdiv((uint64_t)job.arrays.target_size), tl_fastdiv((uint64_t)job.arrays.rows),
+                               job.target);
     }
 };
 
-void set_phase(const tl_conv_gather &g, int64_t batch, uint32_t channel_blocks, Phase *phase)
-{
-    const int skip = AXES - g.rank;
-    int64_t count[AXES] = {1, 1, 1}, taps[AXES] = {1, 1, 1}, to = 1, kernel = 1;
-    for (int d = 0; d < skip; d++)
-        phase->base[d] = phase->tap_step[d] = 0, phase->to_step[d] = phase->kernel_step[d] = 0;
-    phase->to_base = phase->kernel_base = 0;
-    for (int d = g.rank - 1; d >= 0; d--) {
-        count[skip + d] = g.count[d];
-        taps[skip + d] = g.taps[d];
-        phase->base[skip + d] = (int32_t)g.base[d];
-        phase->tap_step[skip + d] = (int32_t)g.tap_step[d];
-        phase->to_base += (uint32_t)(g.to_base[d] * to);
-        phase->to_step[skip + d] = (uint32_t)(g.to_step[d] * to);
-        phase->kernel_base += (uint32_t)(g.kernel_base[d] * kernel);
-        phase->kernel_step[skip + d] = (uint32_t)(g.kernel_step[d] * kernel);
-        to *= g.target[d];
-        kernel *= g.kernel[d];
-    }
-    phase->positions = tl_fastdiv(g.positions);
-    phase->count1 = tl_fastdiv(count[1]);
-    phase->count2 = tl_fastdiv(count[2]);
-    phase->taps = tl_fastdiv(g.taps_size);
-    phase->taps1 = tl_fastdiv(taps[1]);
-    phase->taps2 = tl_fastdiv(taps[2]);
-    phase->columns = (uint32_t)(batch * g.positions);
-    phase->steps = phase->kept_steps = channel_blocks * (uint32_t)g.taps_size;
-    phase->kept = phase->taps, phase->kept1 = phase->taps1, phase->kept2 = phase->taps2;
-    for (int d = 0; d < AXES; d++)
-        phase->kept_from[d] = 0;
-}
-
-/* Whether a tap lies inside the source along an axis for a position, as far as the first and the last one tell. */
-bool reaches(const tl_conv_gather &g, int d, int64_t tap)
-{
-    const int64_t low = g.base[d] + tap * g.tap_step[d], high = low + (g.count[d] - 1) * g.step[d];
-    return low < g.source[d] && high >= 0;
-}
-
-/* Leaves out the taps that lie outside for every position, as most do beside an axis of length 1: their parts are zeros, which
- * change nothing in sums that begin with +0. Not where they leave a segment fewer than PIECE_LEAST steps. */
-void leave_out_taps(const tl_conv_gather &g, uint32_t segments, Phase *phase)
-{
-    Phase less = *phase;
-    int64_t kept[AXES] = {1, 1, 1};
-    for (int d = 0; d < g.rank; d++) {
-        int64_t first = 0, stop = g.taps[d];
-        while (first < stop && !reaches(g, d, first))
-            first++;
-        while (stop > first && !reaches(g, d, stop - 1))
-            stop--;
-        if (first == stop) return;
-        kept[AXES - g.rank + d] = stop - first;
-        less.kept_from[AXES - g.rank + d] = (uint32_t)first;
-    }
-    less.kept = tl_fastdiv((uint64_t)(kept[0] * kept[1] * kept[2]));
-    less.kept1 = tl_fastdiv((uint64_t)kept[1]), less.kept2 = tl_fastdiv((uint64_t)kept[2]);
-    less.kept_steps = less.steps / less.taps.divisor * less.kept.divisor;
-    for (uint32_t s = 0, begin = 0; s < segments; s++) {
-        const uint32_t end = kept_before(less, (s + 1) * less.steps / segments);
-        if (end - begin < PIECE_LEAST) return;
-        begin = end;
-    }
-    *phase = less;
-}
-
 } // namespace
 
-/* There must be rows enough, channels at least five eighths of what steps have room for, and an image large enough. */
-bool tl_conv_wgmma_serves_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
-                                  int64_t rows)
+bool tl_conv_wgmma_has_product(tl_context *ctx)
 {
-    if (batch == 0 || rows == 0 || channels == 0 || !small_enough(s) || (spread && tl_conv_has_gaps(&s)) ||
-        (spread && tl_conv_phases(&s) > PHASES))
-        return false;
-    tl_conv_gather gathers[PHASES];
-    const int phases = phases_of(s, spread, gathers);
-    const int64_t blocks = tl_ceil_div(channels, STEP), groups = tl_ceil_div(rows, 64);
-    if (phases == 0 || 8 * channels < 5 * blocks * STEP || rows < ROWS_LEAST) return false;
-    int64_t positions = 0, work = 0;
-    for (int p = 0; p < phases; p++) {
-        if (channels * gathers[p].taps_size < TENSOR_LEAST || blocks * gathers[p].taps_size >= INT32_MAX / 512 ||
-            groups * blocks * gathers[p].taps_size >= INT32_MAX || batch * gathers[p].positions > INT32_MAX)
-            return false;
-        positions += gathers[p].positions;
-        work += gathers[p].positions * rows * channels * gathers[p].taps_size;
-    }
-    return positions >= POSITIONS_LEAST && work >= WORK_LEAST &&
-           tiles_of<Low>(gathers, phases, batch, rows) < INT32_MAX / WAVE && runs(ctx);
+    return tl_wgmma_runs(ctx, [] {
+        return prepare_kernel<Large>() && prepare_kernel<Low>() && prepare_kernel<Narrow>() && prepare_kernel<Small>();
+    });
 }
 
 int32_t tl_conv_wgmma_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
                               int64_t rows, const float *source, const float *w, const float *bias, float *target)
 {
-    tl_conv_gather gathers[PHASES];
+    tl_conv_gather gathers[TL_CONV_MAX_PHASES];
     Job job = {};
-    job.phases = (uint32_t)phases_of(s, spread, gathers);
+    const int n = phases_of(s, spread, gathers);
+    const int64_t channel_blocks = tl_ceil_div(channels, STEP), sms = tl_cuda_sms(ctx);
+    const int64_t segments = segments_of(gathers, n, channel_blocks, rows, sms);
+    job.arrays = arrays_of(gathers[0], channels, rows);
     job.source = source, job.w = w, job.bias = bias, job.target = target;
-    job.channels = (uint32_t)channels, job.rows = (uint32_t)rows;
-    job.source_size = (uint32_t)gathers[0].source_size, job.target_size = (uint32_t)gathers[0].target_size;
-    job.channel_blocks = (uint32_t)tl_ceil_div(channels, STEP);
+    job.phases = (uint32_t)n, job.channel_blocks = (uint32_t)channel_blocks;
     job.row_groups = (uint32_t)tl_ceil_div(rows, 128) * 2; /* whole tiles of either form */
     job.w_row = (uint32_t)(spread ? s.taps : channels * s.taps);
     job.w_channel = (uint32_t)(spread ? rows * s.taps : s.taps);
-    const int skip = AXES - s.rank;
-    for (int d = 0; d < skip; d++)
-        job.step[d] = 0, job.extent[d] = 1, job.stride[d] = 0;
-    int64_t stride = 1, steps = 0;
-    for (int d = s.rank - 1; d >= 0; d--) {
-        job.step[skip + d] = (int32_t)gathers[0].step[d];
-        job.extent[skip + d] = (int32_t)gathers[0].source[d];
-        job.stride[skip + d] = (uint32_t)stride;
-        stride *= gathers[0].source[d];
-    }
-    const int n = (int)job.phases;
-    const int64_t segments = segments_of(gathers, n, job.channel_blocks, rows), sms = tl_cuda_sms(ctx);
     job.segments = tl_fastdiv((uint64_t)segments);
-    uint32_t most_steps = 0;
-    for (uint32_t p = 0; p < job.phases; p++) {
-        set_phase(gathers[p], batch, job.channel_blocks, &job.phase[p]);
-        leave_out_taps(gathers[p], (uint32_t)segments, &job.phase[p]);
-        steps += job.phase[p].kept_steps;
-        most_steps = std::max(most_steps, job.phase[p].kept_steps);
+    uint32_t steps = 0;
+    for (int p = 0; p < n; p++) {
+        job.phase[p] = phase_of(gathers[p], batch, channel_blocks);
+        steps += job.phase[p].steps;
     }
     tl_scratch<float> packed(ctx);
-    TL_TRY(packed.allocate(Large::A_GROUP / 4 * steps * job.row_groups));
+    TL_TRY(packed.allocate((int64_t)(Large::A_GROUP / 4) * steps * job.row_groups));
     float *next = packed;
-    for (uint32_t p = 0; p < job.phases; p++) {
+    for (int p = 0; p < n; p++) {
         job.phase[p].packed = next;
-        next += (size_t)(Large::A_GROUP / 4) * job.phase[p].kept_steps * job.row_groups;
+        next += (size_t)(Large::A_GROUP / 4) * job.phase[p].steps * job.row_groups;
     }
-    TL_TRY(tl_conv_wgmma_pack(ctx, job, (uint32_t)s.taps, most_steps));
-    job.target_elements = (uint64_t)(batch * rows) * job.target_size;
-    const bool fits = job.target_elements * (uint64_t)segments <= (uint64_t)SCRATCH_MOST;
+    TL_TRY(tl_conv_wgmma_pack(ctx, job, (uint32_t)rows, (uint32_t)channels, (uint32_t)s.taps));
+    job.target_elements = (uint64_t)(batch * rows) * job.arrays.target_size;
+    const bool fits = job.target_elements * (uint64_t)segments <= (uint64_t)MAX_SCRATCH;
     const Plan<Large> large(gathers, n, batch, rows, segments, fits, sms);
     const Plan<Low> low(gathers, n, batch, rows, segments, fits, sms);
     const Plan<Narrow> narrow(gathers, n, batch, rows, segments, fits, sms);

@@ -21,21 +21,16 @@ using namespace tl_conv_wgmma;
 
 namespace {
 
-constexpr int UNIT = 16;
-/* Positions of a segment, at least, and waves of blocks, at most: a segment's sums are written and read once more,
- * which these keep to a small part of the work. */
-constexpr int64_t SEGMENT_LEAST = 512, WAVES = 12, SEGMENTS_MOST = TL_COLUMN_CHUNK;
-constexpr int64_t TAPS_MOST = 256; /* of gather_kernel's shared memory: 16 KiB */
+constexpr int UNIT = TL_CONV_UNIT;
+static_assert((int)TL_CONV_MAX_SEGMENTS <= (int)TL_COLUMN_CHUNK, "the segments are one chunk of the column tree");
 
 struct Job {
+    Arrays arrays; /* of `large` and `small` */
+    Phase phase;
     const float *large, *small;
     float *sums; /* (segment, rows, unit, UNIT) */
     float *gw;
-    uint32_t rows, channels, large_size, positions_size, total, segment, segments, units;
-    uint32_t row_tiles, column_tiles, tiles;
-    tl_fastdiv positions, count1, count2, taps, taps1, taps2;
-    int32_t step[AXES], base[AXES], extent[AXES];
-    uint32_t stride[AXES], dilation[AXES]; /* of `large` */
+    uint32_t segment, segments, units, row_tiles, column_tiles, tiles;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -51,50 +46,36 @@ struct Place {
         segment = column / job.column_tiles;
         column_tile = column - segment * job.column_tiles;
         begin = segment * job.segment;
-        length = min(job.segment, job.total - begin);
+        length = min(job.segment, job.phase.columns - begin);
     }
     __device__ __forceinline__ int steps() const { return (int)((length + STEP - 1) / STEP); }
 };
 
-/* A position: coordinates in `large` with tap 0, the index there of channel 0 (modulo 2^32), the one in row 0 of
- * `small`. */
-struct Position {
-    int32_t c[AXES];
-    uint32_t large, small;
-
-    __device__ __forceinline__ void find(const Job &job, uint32_t q)
-    {
-        uint32_t at, j[AXES];
-        const uint32_t image = job.positions.divmod(q, &at);
-        large = image * job.channels * job.large_size;
-        small = image * job.rows * job.positions_size + at;
-        j[0] = job.count1.divmod(job.count2.divmod(at, &j[2]), &j[1]);
-        TL_UNROLL_FOR (int d = 0; d < AXES; d++) {
-            c[d] = (int32_t)j[d] * job.step[d] + job.base[d];
-            large += (uint32_t)c[d] * job.stride[d];
-        }
-    }
-};
-
-/* A unit: its tap's place in the kernel (bits 0-7, 8-15, 16-23; TAPS_MOST) and the channels it has (from bit 24 on); what its
+/* A unit: its tap's place in the kernel (bits 0-7, 8-15, 16-23) and the channels it has (from bit 24 on); what its
  * tap and first channel add to an index in `large`. */
 struct Unit {
     uint32_t tap, large;
 
     __device__ __forceinline__ void find(const Job &job, uint32_t unit)
     {
-        uint32_t t, t1, t2;
-        const uint32_t channel = job.taps.divmod(unit, &t) * UNIT, t0 = job.taps1.divmod(job.taps2.divmod(t, &t2), &t1);
-        tap = t0 | t1 << 8 | t2 << 16 | (unit < job.units ? min(job.channels - channel, (uint32_t)UNIT) : 0) << 24;
-        large = t0 * job.dilation[0] * job.stride[0] + t1 * job.dilation[1] * job.stride[1] +
-                t2 * job.dilation[2] * job.stride[2] + channel * job.large_size;
+        const Arrays &a = job.arrays;
+        uint32_t t;
+        const uint32_t channel = job.phase.taps.divmod(unit, &t) * UNIT;
+        const TapPlace place(job.phase, t);
+        tap = place.at[0] | place.at[1] << 8 | place.at[2] << 16 |
+              (unit < job.units ? min(a.channels - channel, (uint32_t)UNIT) : 0) << 24;
+        large = channel * a.source_size;
+        TL_UNROLL_FOR (int d = 0; d < AXES; d++)
+            large += place.at[d] * (uint32_t)job.phase.tap_step[d] * a.stride[d];
     }
     __device__ __forceinline__ int left() const { return (int)(tap >> 24); }
     __device__ __forceinline__ bool inside(const Job &job, const Position &p) const
     {
-        return (uint32_t)p.c[0] + tap % 256 * job.dilation[0] < (uint32_t)job.extent[0] &&
-               (uint32_t)p.c[1] + (tap >> 8) % 256 * job.dilation[1] < (uint32_t)job.extent[1] &&
-               (uint32_t)p.c[2] + (tap >> 16) % 256 * job.dilation[2] < (uint32_t)job.extent[2];
+        const Arrays &a = job.arrays;
+        const uint32_t *const step = reinterpret_cast<const uint32_t *>(job.phase.tap_step);
+        return (uint32_t)p.c[0] + tap % 256 * step[0] < (uint32_t)a.extent[0] &&
+               (uint32_t)p.c[1] + (tap >> 8) % 256 * step[1] < (uint32_t)a.extent[1] &&
+               (uint32_t)p.c[2] + (tap >> 16) % 256 * step[2] < (uint32_t)a.extent[2];
     }
 };
 
@@ -126,11 +107,12 @@ template <class T> struct WeightsLoader {
     __device__ __forceinline__ void read_rows(float4 (&held)[COPIES], uint32_t q) const
     {
         uint32_t at;
-        const uint32_t image = job.positions.divmod(q, &at);
-        const float *from = job.small + (uint32_t)((image * job.rows + row0 + (uint32_t)row) * job.positions_size + at);
-        const int left = q < end ? (int)min(job.rows - row0, (uint32_t)T::ROWS) - row : 0;
+        const uint32_t image = job.phase.positions.divmod(q, &at);
+        const float *from = job.small +
+                            (uint32_t)((image * job.arrays.rows + row0 + (uint32_t)row) * job.arrays.target_size + at);
+        const int left = q < end ? (int)min(job.arrays.rows - row0, (uint32_t)T::ROWS) - row : 0;
         TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
-            const char *p = reinterpret_cast<const char *>(from) + (uint64_t)job.positions_size * (4u * APART * u);
+            const char *p = reinterpret_cast<const char *>(from) + (uint64_t)job.arrays.target_size * (4u * APART * u);
             held[u] = left > APART * u ? __ldg(reinterpret_cast<const float4 *>(p))
                                        : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
@@ -146,7 +128,7 @@ template <class T> struct WeightsLoader {
     __device__ __forceinline__ void read_unit(float (&held)[UNIT], const Unit &unit, const Position &at,
                                               bool used) const
     {
-        const float *from = job.large + (at.large + unit.large);
+        const float *from = job.large + (at.source + unit.large);
         const bool has = used && unit.inside(job, at);
         if (unit.left() == UNIT) {
             TL_UNROLL_FOR (int j = 0; j < UNIT; j++)
@@ -159,7 +141,7 @@ template <class T> struct WeightsLoader {
     __device__ __forceinline__ const float *below(const float *from, int channels) const
     {
         return reinterpret_cast<const float *>(reinterpret_cast<const char *>(from) +
-                                               (uint64_t)job.large_size * (4u * channels));
+                                               (uint64_t)job.arrays.source_size * (4u * channels));
     }
     /* A warp's 32 stores of one column fill a row of 128 bytes. */
     __device__ __forceinline__ void write_unit(const float (&held)[UNIT], char *hi, Guard &guard) const
@@ -182,7 +164,7 @@ template <class T> struct WeightsLoader {
         float4 rows[COPIES];
         float held[2][UNIT];
         Position at;
-        at.find(job, used ? q : begin);
+        at.find(job.arrays, job.phase, used ? q : begin);
         read_rows(rows, q0 + 4u * (uint32_t)chunk);
         read_unit(held[0], unit[0], at, used);
         ring.wait_empty();
@@ -202,8 +184,8 @@ __device__ __forceinline__ void store_rows(const Job &job, uint32_t segment, uin
     const uint32_t width = job.units * UNIT, lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
     TL_UNROLL_FOR (int h = 0; h < 2; h++) {
         const uint32_t row = row0 + 16 * warp + 8 * h + lane / 4;
-        if (row >= job.rows) continue;
-        float *to = job.sums + ((uint64_t)segment * job.rows + row) * width + column0 + 2 * (lane % 4);
+        if (row >= job.arrays.rows) continue;
+        float *to = job.sums + ((uint64_t)segment * job.arrays.rows + row) * width + column0 + 2 * (lane % 4);
         TL_UNROLL_FOR (int j = 0; j < BN / 8; j++)
             if (column0 + 8 * j < width)
                 *reinterpret_cast<float2 *>(to + 8 * j) = make_float2(sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]);
@@ -224,17 +206,17 @@ __device__ __forceinline__ void plain_rows(const Job &job, const Place &place, u
 #pragma unroll 1
         for (uint32_t q = place.begin; q < place.begin + place.length; q++) {
             Position at;
-            at.find(job, q);
+            at.find(job.arrays, job.phase, q);
             const bool has = real && unit.inside(job, at);
-            const float v = has ? job.large[at.large + unit.large + tx * job.large_size] : 0.0f;
+            const float v = has ? job.large[at.source + unit.large + tx * job.arrays.source_size] : 0.0f;
             TL_UNROLL_FOR (int r = 0; r < 8; r++) {
-                const uint32_t row = min(row0 + ty + 8 * r, job.rows - 1);
-                sum[r] = fmaf(job.small[at.small + row * job.positions_size], v, sum[r]);
+                const uint32_t row = min(row0 + ty + 8 * r, job.arrays.rows - 1);
+                sum[r] = fmaf(job.small[at.target + row * job.arrays.target_size], v, sum[r]);
             }
         }
         TL_UNROLL_FOR (int r = 0; r < 8; r++)
-            if (row0 + ty + 8 * r < job.rows)
-                job.sums[((uint64_t)place.segment * job.rows + row0 + ty + 8 * r) * width + column] = sum[r];
+            if (row0 + ty + 8 * r < job.arrays.rows)
+                job.sums[((uint64_t)place.segment * job.arrays.rows + row0 + ty + 8 * r) * width + column] = sum[r];
     }
 }
 
@@ -275,8 +257,8 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) weights_kernel(
 __global__ void __launch_bounds__(128) gather_kernel(const __grid_constant__ Job job)
 {
     TL_DYNAMIC_SHARED(float, column);
-    const uint32_t taps = job.taps.divisor, n = UNIT * taps, row = blockIdx.y, channel0 = blockIdx.x * UNIT;
-    const uint64_t width = job.units * UNIT, apart = job.rows * width;
+    const uint32_t taps = job.phase.taps.divisor, n = UNIT * taps, row = blockIdx.y, channel0 = blockIdx.x * UNIT;
+    const uint64_t width = job.units * UNIT, apart = job.arrays.rows * width;
     const float *from = job.sums + row * width + (uint64_t)blockIdx.x * n;
     for (uint32_t i = threadIdx.x; i < n; i += 128) {
         float chain[TL_COLUMN_CHAINS] = {};
@@ -290,8 +272,8 @@ __global__ void __launch_bounds__(128) gather_kernel(const __grid_constant__ Job
         column[i % UNIT * taps + i / UNIT] = (chain[0] + chain[1]) + (chain[2] + chain[3]);
     }
     __syncthreads();
-    const uint32_t left = min(job.channels - channel0, (uint32_t)UNIT) * taps;
-    float *to = job.gw + ((uint64_t)row * job.channels + channel0) * taps;
+    const uint32_t left = min(job.arrays.channels - channel0, (uint32_t)UNIT) * taps;
+    float *to = job.gw + ((uint64_t)row * job.arrays.channels + channel0) * taps;
     for (uint32_t i = threadIdx.x; i < left; i += 128)
         to[i] = column[i];
 }
@@ -302,73 +284,32 @@ using Slim = Tile<1, 96>;   /* 64 x 192 */
 
 template <class T> bool prepare_kernel() { return tl_wgmma_prepare(weights_kernel<T>, T::BYTES); }
 
-bool runs(tl_context *ctx)
+template <class T> int32_t launch(tl_context *ctx, Job &job, tl_conv_form form)
 {
-    return tl_wgmma_runs(ctx,
-                         [] { return prepare_kernel<Large>() && prepare_kernel<Low>() && prepare_kernel<Slim>(); });
-}
-
-int64_t units_of(int64_t channels, int64_t taps) { return tl_ceil_div(channels, UNIT) * taps; }
-
-template <class T> int64_t tiles_of(int64_t rows, int64_t units)
-{
-    return tl_ceil_div(rows, T::ROWS) * tl_ceil_div(units * UNIT, T::COLUMNS);
-}
-
-/* The form whose tiles take the least time: one of 64 x 192 takes as long as one of 128 x 128 (measured on an H200), and
- * one of 64 x 256 in proportion to it. */
-int form_of(int64_t rows, int64_t units)
-{
-    const int64_t large = 3 * tiles_of<Large>(rows, units), low = 4 * tiles_of<Low>(rows, units);
-    const int64_t slim = 3 * tiles_of<Slim>(rows, units);
-    return large <= low && large <= slim ? 0 : low <= slim ? 1 : 2;
-}
-
-int64_t segments_of(int64_t tiles, int64_t total)
-{
-    const int64_t most = std::min({total / SEGMENT_LEAST, WAVES * WAVE / tiles, SEGMENTS_MOST});
-    return tl_conv_segments(tiles, most, WAVE);
-}
-
-template <class T> int32_t launch(tl_context *ctx, Job &job)
-{
-    const int64_t tiles = tiles_of<T>(job.rows, job.units), total = job.total;
-    int64_t segments = segments_of(tiles, total);
+    const int64_t tiles = tl_conv_form_tiles(form, job.arrays.rows, job.units), total = job.phase.columns;
+    int64_t segments = tl_conv_wgmma_segments(tiles, total, tl_cuda_sms(ctx));
     job.segment = (uint32_t)(tl_ceil_div(tl_ceil_div(total, segments), STEP) * STEP);
     segments = tl_ceil_div(total, (int64_t)job.segment);
     job.segments = (uint32_t)segments;
-    job.row_tiles = (uint32_t)tl_ceil_div(job.rows, T::ROWS);
+    job.row_tiles = (uint32_t)tl_ceil_div(job.arrays.rows, T::ROWS);
     job.column_tiles = (uint32_t)tl_ceil_div((int64_t)job.units * UNIT, T::COLUMNS);
     job.tiles = (uint32_t)(tiles * segments);
     tl_scratch<float> sums(ctx);
-    TL_TRY(sums.allocate(segments * job.rows * (int64_t)(job.units * UNIT)));
+    TL_TRY(sums.allocate(segments * job.arrays.rows * (int64_t)(job.units * UNIT)));
     job.sums = sums;
     TL_TRY(tl_launch_dynamic(ctx, "conv_wgmma_weights", weights_kernel<T>, tl_grid(job.tiles, 1, tl_cuda_sms(ctx)),
                              THREADS, T::BYTES, job));
-    const dim3 grid((unsigned)tl_ceil_div(job.channels, UNIT), job.rows);
-    return tl_launch_dynamic(ctx, "conv_gather", gather_kernel, grid, 128, sizeof(float) * UNIT * job.taps.divisor,
-                             job);
+    const dim3 grid((unsigned)tl_ceil_div(job.arrays.channels, UNIT), job.arrays.rows);
+    return tl_launch_dynamic(ctx, "conv_gather", gather_kernel, grid, 128,
+                             sizeof(float) * UNIT * job.phase.taps.divisor, job);
 }
 
 } // namespace
 
-/* Rows and channels must fill three quarters of the tiles and units, and the segments half of the device. */
-bool tl_conv_wgmma_serves_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels,
-                                  int64_t rows, const float *small)
+bool tl_conv_wgmma_has_weights(tl_context *ctx)
 {
-    if (batch == 0 || rows == 0 || channels == 0 || !small_enough(s) || s.taps > TAPS_MOST || rows >= 65536 ||
-        s.out_size % 4 != 0 || !tl_aligned4(small))
-        return false;
-    const int64_t units = units_of(channels, s.taps), total = batch * s.out_size;
-    if (4 * rows < 3 * tl_ceil_div(rows, 64) * 64 || 4 * channels < 3 * tl_ceil_div(channels, UNIT) * UNIT ||
-        units >= INT32_MAX / UNIT || total >= INT64_C(1) << 31)
-        return false;
-    const int form = form_of(rows, units);
-    const int64_t tiles = form == 0   ? tiles_of<Large>(rows, units)
-                          : form == 1 ? tiles_of<Low>(rows, units)
-                                      : tiles_of<Slim>(rows, units);
-    return tiles < INT32_MAX / WAVE && 2 * tiles * segments_of(tiles, total) >= WAVE && total >= SEGMENT_LEAST &&
-           runs(ctx);
+    return tl_wgmma_runs(ctx,
+                         [] { return prepare_kernel<Large>() && prepare_kernel<Low>() && prepare_kernel<Slim>(); });
 }
 
 int32_t tl_conv_wgmma_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
@@ -376,30 +317,12 @@ int32_t tl_conv_wgmma_weights(tl_context *ctx, const tl_conv_shape &s, int64_t b
 {
     const tl_conv_gather g = tl_conv_correlate(&s);
     Job job = {};
+    job.arrays = arrays_of(g, channels, rows);
+    job.phase = phase_of(g, batch, tl_ceil_div(channels, UNIT));
     job.large = large, job.small = small, job.gw = gw;
-    job.rows = (uint32_t)rows, job.channels = (uint32_t)channels;
-    job.large_size = (uint32_t)s.in_size, job.positions_size = (uint32_t)s.out_size;
-    job.total = (uint32_t)(batch * s.out_size);
-    job.units = (uint32_t)units_of(channels, s.taps);
-    const int skip = AXES - s.rank;
-    int64_t count[AXES] = {1, 1, 1}, taps[AXES] = {1, 1, 1}, stride = 1;
-    for (int d = 0; d < skip; d++)
-        job.step[d] = 0, job.base[d] = 0, job.extent[d] = 1, job.stride[d] = job.dilation[d] = 0;
-    for (int d = s.rank - 1; d >= 0; d--) {
-        count[skip + d] = g.count[d];
-        taps[skip + d] = g.taps[d];
-        job.step[skip + d] = (int32_t)g.step[d];
-        job.base[skip + d] = (int32_t)g.base[d];
-        job.extent[skip + d] = (int32_t)g.source[d];
-        job.stride[skip + d] = (uint32_t)stride, job.dilation[skip + d] = (uint32_t)g.tap_step[d];
-        stride *= g.source[d];
-    }
-    job.positions = tl_fastdiv(s.out_size);
-    job.count1 = tl_fastdiv(count[1]);
-    job.count2 = tl_fastdiv(count[2]);
-    job.taps = tl_fastdiv(s.taps);
-    job.taps1 = tl_fastdiv(taps[1]);
-    job.taps2 = tl_fastdiv(taps[2]);
-    const int form = form_of(rows, job.units);
-    return form == 0 ? launch<Large>(ctx, job) : form == 1 ? launch<Low>(ctx, job) : launch<Slim>(ctx, job);
+    job.units = job.phase.steps; /* blocks of channels times taps */
+    const tl_conv_form form = tl_conv_select_form(rows, job.units);
+    return form == TL_CONV_128X128  ? launch<Large>(ctx, job, form)
+           : form == TL_CONV_64X256 ? launch<Low>(ctx, job, form)
+                                    : launch<Slim>(ctx, job, form);
 }

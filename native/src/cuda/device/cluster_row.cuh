@@ -1,5 +1,4 @@
-/* Rows too long for one block's registers and shared memory, held on chip by a cluster of blocks (sm_90 and later):
- * read once, reduced several times, written.
+/* Rows of more than a leaf, held on chip by a cluster of blocks (sm_90 and later): read once, reduced several times, written.
  *
  * A cluster of C blocks owns a row. The row tree (formula/sum_tree.h) has 1024 lanes per leaf; block b of the cluster
  * owns lanes b·1024/C .. (b + 1)·1024/C - 1 of every leaf, whatever the row's length, so the blocks share the work
@@ -9,20 +8,13 @@
  * block's memory is read next; each exchange has memory of its own, so none is overwritten while somebody still reads
  * it, and the last barrier keeps a block from leaving before its memory has been read.
  *
- * Where rows are many, a row may instead be moved on into registers, so that the next one arrives while it is finished
- * (tl_cluster_quads).
- *
- * Machine code of older chips has no clusters: these kernels are empty there and tl_cluster_runs says so. */
+ * Machine code of older chips has no clusters: these kernels are empty there and tl_launch_cluster says so. */
 #pragma once
 
+#include "cuda/device/row_select.h"
 #include "cuda/device/row_tile.cuh"
 
-enum {
-    TL_CLUSTER_LEAVES = 16,                            /* the sums of a row's leaves are folded by half a warp */
-    TL_CLUSTER_FITS = TL_CLUSTER_LEAVES * TL_SUM_LEAF, /* the longest row such a cluster takes */
-    TL_CLUSTER_SMALL = 6 * TL_SUM_LEAF,                /* up to here two quarters of rows fit a multiprocessor */
-    TL_CLUSTER_LEAST = 4                               /* the blocks of such a row's cluster */
-};
+enum { TL_CLUSTER_SMALL = 6 * TL_SUM_LEAF }; /* up to here two quarters of rows fit a multiprocessor */
 
 /* ---- exchange between the blocks of a cluster -------------------------------------------------------------------- */
 
@@ -56,20 +48,6 @@ static __device__ __forceinline__ float tl_cluster_read(const float *p, int rank
     uint32_t at;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(tl_shared_address(p)), "r"(rank));
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
-#endif
-    return v;
-}
-
-static __device__ __forceinline__ float4 tl_cluster_read4(const float4 *p, int rank)
-{
-    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    uint32_t at;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(tl_shared_address(p)), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at)
-                 : "memory");
 #endif
     return v;
 }
@@ -197,140 +175,34 @@ template <int C_, int G_, int ARRAYS_, int SUMS_> struct tl_cluster_row {
     }
 };
 
-/* ---- the row in registers ---------------------------------------------------------------------------------------- */
-
-/* Eight blocks hold a row in registers, which leaves their shared memory to the next row, on its way meanwhile. A warp
- * owns a leaf's 128 lanes of the block, a thread lanes 4u .. 4u+3 of them: of every step of the leaf one quadruple. The
- * row's length is a multiple of 4. */
-struct tl_cluster_quads {
-    static constexpr int C = 8, LANES = TL_SUM_LANES / C, STEPS = TL_SUM_LEAF / TL_SUM_LANES;
-    static_assert(LANES == 4 * 32, "a quadruple of lanes per thread");
-
-    int n, warp, u, warps, column, steps; /* steps: quadruples of this thread in the row, the first at `column` */
-
-    __device__ __forceinline__ explicit tl_cluster_quads(int64_t cols)
-        : n((int)cols), warp((int)threadIdx.x / 32), u((int)threadIdx.x % 32), warps((int)blockDim.x / 32),
-          column(warp * TL_SUM_LEAF + (int)(blockIdx.x % C) * LANES + 4 * u),
-          steps((max(n - column, 0) + TL_SUM_LANES - 1) / TL_SUM_LANES)
-    {}
-
-    static int threads(int64_t cols) { return 32 * (int)((cols + TL_SUM_LEAF - 1) / TL_SUM_LEAF); }
-    /* Dynamic shared memory: the next row, the lanes and the leaves of two sums. */
-    static size_t bytes(int64_t cols)
-    {
-        return sizeof(float4) * (size_t)threads(cols) * (STEPS + 2) + sizeof(float) * 2 * TL_CLUSTER_LEAVES;
-    }
-    __device__ __forceinline__ float4 *stage() const { return tl_dynamic_shared + (warp * STEPS) * 32 + u; }
-    __device__ __forceinline__ float4 *lanes(int which) const
-    {
-        return tl_dynamic_shared + (warps * (STEPS + which) + warp) * 32 + u;
-    }
-    __device__ __forceinline__ float *leaf_sums(int which) const
-    {
-        return reinterpret_cast<float *>(tl_dynamic_shared + warps * (STEPS + 2) * 32) + which * TL_CLUSTER_LEAVES;
-    }
-
-    /* Requests this thread's part of the row at `p`, zeros past its end. */
-    __device__ __forceinline__ void request(const float *p) const
-    {
-        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
-            tl_copy_async<16>(reinterpret_cast<float *>(stage() + 32 * k),
-                              k < steps ? p + column + k * TL_SUM_LANES : p, k < steps);
-        tl_copy_commit();
-    }
-
-    /* The row's sum from the thread's lanes. Sums of a row alternate between which = 0 and 1: the barrier of the one
-     * follows all reads of the other. */
-    __device__ __forceinline__ float sum(int which, float4 own) const
-    {
-        *lanes(which) = own;
-        tl_cluster_arrive();
-        tl_cluster_wait();
-        float4 a[C];
-        TL_UNROLL_FOR (int b = 0; b < C; b++)
-            a[b] = tl_cluster_read4(lanes(which), b);
-        const float leaf = tl_fold_group<tl_sum_op, 32>(tl_fold_array<tl_sum_op, C>(a));
-        float *const sums = leaf_sums(which);
-        if (u == 0) sums[warp] = 0.0f + leaf;
-        __syncthreads();
-        const int l = u % TL_CLUSTER_LEAVES;
-        return tl_fold_group<tl_sum_op, TL_CLUSTER_LEAVES>(l < warps ? sums[l] : 0.0f);
-    }
-};
-
 /* ---- launching --------------------------------------------------------------------------------------------------- */
 
-/* Whether `kernel` can have `dynamic` bytes of shared memory here, and is more than an empty shell: which machine
- * code was loaded decides, not which chip this is. */
-template <class Kernel> static bool tl_cluster_runs(Kernel kernel, size_t dynamic)
-{
-    cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90 &&
-           tl_shared_fits(attributes, dynamic);
-}
-
-/* A launch of clusters of `blocks` blocks in x. */
-struct tl_cluster_launch {
-    cudaLaunchAttribute cluster = {};
-    cudaLaunchConfig_t config = {};
-
-    tl_cluster_launch(tl_context *ctx, int blocks, unsigned threads, size_t dynamic)
-    {
-        cluster.id = cudaLaunchAttributeClusterDimension;
-        cluster.val.clusterDim.x = (unsigned)blocks;
-        cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-        config.gridDim = dim3((unsigned)blocks);
-        config.blockDim = dim3(threads);
-        config.dynamicSmemBytes = dynamic;
-        config.stream = tl_cuda_stream(ctx);
-        config.attrs = &cluster;
-        config.numAttrs = 1;
-    }
-    template <class... Parameters, class... Arguments>
-    int32_t run(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t clusters,
-                Arguments... arguments)
-    {
-        config.gridDim.x = (unsigned)(clusters * cluster.val.clusterDim.x);
-        const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
-        return error == cudaSuccess ? tl_cuda_launched(ctx, name) : tl_cuda_failed(ctx, error, name);
-    }
-};
-
-/* Calls launch(tl_row_type<Row>()) for the cluster that holds a row of `cols` <= TL_CLUSTER_FITS elements. */
+/* Calls launch(tl_row_type<Row>()) for the cluster that holds a row of `cols` elements. */
 template <int SUMS, class Launch> static bool tl_pick_cluster(int64_t cols, Launch launch)
 {
-    return cols <= TL_CLUSTER_SMALL ? launch(tl_row_type<tl_cluster_row<TL_CLUSTER_LEAST, 1, 1, SUMS>>())
+    return cols <= TL_CLUSTER_SMALL ? launch(tl_row_type<tl_cluster_row<4, 1, 1, SUMS>>())
                                     : launch(tl_row_type<tl_cluster_row<8, 4, 1, SUMS>>());
 }
 
-/* Launches kernel<Row>(arguments...) with a cluster per row of `cols` elements. False if it does not run here. */
+/* Launches kernel<Row>(arguments...) with a cluster per row of `cols` elements. False if it does not run here: where the shared memory
+ * is too small, or the kernel is an empty shell, which the machine code that was loaded decides, not the chip. */
 template <class Row, class... Parameters, class... Arguments>
 static bool tl_launch_cluster(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t rows,
                               int64_t cols, int32_t *status, Arguments... arguments)
 {
     const size_t dynamic = Row::bytes(cols);
-    if (!tl_cluster_runs(kernel, dynamic)) return false;
-    *status = tl_allow_shared(ctx, kernel, dynamic);
-    if (!*status)
-        *status = tl_cluster_launch(ctx, Row::C, Row::THREADS, dynamic).run(ctx, name, kernel, rows, arguments...);
-    return true;
-}
-
-/* Launches kernel(arguments...), made of tl_cluster_quads, with as many clusters as run at once, at most one per row;
- * each takes every so many rows. False if none runs here. */
-template <class... Parameters, class... Arguments>
-static bool tl_launch_quads(tl_context *ctx, const char *name, void (*kernel)(Parameters...), int64_t rows,
-                            int64_t cols, int32_t *status, Arguments... arguments)
-{
-    const size_t dynamic = tl_cluster_quads::bytes(cols);
-    if (!tl_cluster_runs(kernel, dynamic)) return false;
-    if ((*status = tl_allow_shared(ctx, kernel, dynamic))) return true;
-    tl_cluster_launch launch(ctx, tl_cluster_quads::C, (unsigned)tl_cluster_quads::threads(cols), dynamic);
-    int most = 0;
-    if (cudaOccupancyMaxActiveClusters(&most, kernel, &launch.config) != cudaSuccess || most < 1) {
-        cudaGetLastError(); /* other kernels take the row: no error of a launch */
+    cudaFuncAttributes attributes;
+    if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess || attributes.ptxVersion < 90 ||
+        !tl_shared_fits(attributes, dynamic))
         return false;
-    }
-    *status = launch.run(ctx, name, kernel, rows < most ? rows : most, arguments...);
+    *status = tl_allow_shared(ctx, kernel, dynamic);
+    if (*status) return true;
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = Row::C;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    const cudaError_t error = tl_start_with(&cluster, tl_cuda_stream(ctx), kernel, (unsigned)(rows * Row::C),
+                                            Row::THREADS, dynamic, arguments...);
+    *status = error == cudaSuccess ? tl_cuda_launched(ctx, name) : tl_cuda_failed(ctx, error, name);
     return true;
 }

@@ -52,19 +52,3 @@ static __device__ __forceinline__ float tl_cluster_exponentials(const Row &r, fl
     tl_cluster_leave();
     return sum;
 }
-
-/* ---- long rows --------------------------------------------------------------------------------------------------- */
-
-struct tl_exponential {
-    const float *x, *maximum;
-    float m;
-    __device__ void row(int64_t r) { m = maximum[r]; }
-    __device__ float at(int64_t i, int64_t) const { return tl_exp(x[i] - m); }
-};
-
-static inline int32_t tl_long_row_exponentials(tl_context *ctx, const char *name, const float *x, int64_t rows,
-                                               int64_t cols, float *maximum, float *sum)
-{
-    TL_TRY(tl_cuda_row_maxima(ctx, x, rows, cols, maximum));
-    return tl_long_row_sums(ctx, name, tl_exponential{x, maximum, 0.0f}, rows, cols, 0, sum);
-}

@@ -1,5 +1,5 @@
 /* The reduction trees of formula/sum_tree.h on CUDA: the folds a kernel of any family ends its own sums with (device
- * functions), and whole arrays in one call (host functions, defined in device/sum_tree.cu).
+ * functions), and whole arrays in one call (host functions, defined in reduce/trees.cu).
  *
  * An operation is a struct with identity() and join(a, b). Sum follows the trees to the letter; extremes have no order
  * and take the same path. join is commutative, so the butterflies below, where both partners of an exchange compute
@@ -110,7 +110,7 @@ template <class Op, class T> static __device__ __forceinline__ float tl_fold_blo
     return result;
 }
 
-/* ---- whole arrays (device/sum_tree.cu) -------------------------------------------------------------------------- */
+/* ---- whole arrays (reduce/trees.cu) ----------------------------------------------------------------------------- */
 
 /* out[r] = sum over c of x[r,c] by the row tree, ended by tl_end_sum with `count`. cols = 0 gives 0. rows >= 1. */
 int32_t tl_cuda_row_sums(tl_context *ctx, const float *x, int64_t rows, int64_t cols, int64_t count, float *out);
@@ -118,8 +118,7 @@ int32_t tl_cuda_row_sums(tl_context *ctx, const float *x, int64_t rows, int64_t 
  * 1. */
 int32_t tl_cuda_column_sums(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t count,
                             float *out, tl_order order = TL_AFTER);
-/* The maxima and minima; cols or rows >= 1. */
-int32_t tl_cuda_row_maxima(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
-int32_t tl_cuda_column_maxima(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, float *out);
-int32_t tl_cuda_row_minima(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
-int32_t tl_cuda_column_minima(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, float *out);
+/* The maxima, or the `least`; cols or rows >= 1. */
+int32_t tl_cuda_row_extremes(tl_context *ctx, const float *x, int64_t rows, int64_t cols, bool least, float *out);
+int32_t tl_cuda_column_extremes(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, bool least,
+                                float *out);

@@ -116,13 +116,6 @@ template <int N> __device__ __forceinline__ void wgmma_wait(float (&d)[N])
     TL_UNROLL_FOR (int i = 0; i < N; i++)
         asm volatile("" : "+f"(d[i])::"memory");
 }
-/* The same for all but the group that was committed last. */
-template <int N> __device__ __forceinline__ void wgmma_wait_but_one(float (&d)[N])
-{
-    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-    TL_UNROLL_FOR (int i = 0; i < N; i++)
-        asm volatile("" : "+f"(d[i])::"memory");
-}
 
 /* Matrix descriptor: start / 16 in bits 0-13; in bits 32-45 the distance of groups of 8 rows / 16; the distance in
  * bits 16-29 is not used by swizzled K-major layouts; bits 62-63: 1, the 128-byte swizzle (PTX ISA, "Matrix

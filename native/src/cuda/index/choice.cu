@@ -1,6 +1,8 @@
-/* Places of the k largest or smallest elements on CUDA. formula/order.h gives every element of a row a rank of its own, so they are
- * the same whatever looks at which part of the row. */
+/* Places of the k largest or smallest elements on CUDA: of short rows lanes of a warp sort them, or keep the first; of long ones a
+ * block keeps a list of candidates (long_top.cu), and for a long list all are sorted (sorted_top.cu). formula/order.h gives every
+ * element of a row a rank of its own, so they are the same whatever looks at which part of the row. */
 #include "cuda/index/long_top.cuh"
+#include "cuda/index/select.h"
 #include "cuda/runtime/launch.cuh"
 #include "formula/order.h"
 #include "generated/index.h"
@@ -9,70 +11,10 @@ namespace {
 
 typedef unsigned long long rank_t;
 
-/* ---- few rows ------------------------------------------------------------------------------------------------------ */
-
-/* The place of an element in the sorted row is the number of elements that come before it, and to count these needs no other block:
- * where rows are few, this keeps all multiprocessors busy, while the sort of one warp is a long program that each runs once, and
- * waits for its instructions. A row of n elements takes n^2 comparisons, of about two instructions each. */
-constexpr int COUNT_THREADS = 256, COUNT_WARPS = COUNT_THREADS / 32;
-constexpr int64_t COUNTED_ROW = 4096;             /* the longest row that is counted: it stays in shared memory */
-constexpr int64_t COMPARISONS = INT64_C(1) << 26; /* of all rows at most: 5 us, half the time of a warp's sort */
-
-/* How many of the 32 orders from `chunk` on come before an element: before(order, place) says whether one does. */
-template <class Before> __device__ __forceinline__ int count_before(const uint4 *chunk, Before before)
-{
-    int count = 0;
-    TL_UNROLL_FOR (int i = 0; i < 8; i++) {
-        const uint4 o = chunk[i];
-        count += before(o.x, 4 * i) + before(o.y, 4 * i + 1) + before(o.z, 4 * i + 2) + before(o.w, 4 * i + 3);
-    }
-    return count;
-}
-
-/* A block owns 32 elements of row blockIdx.y, a lane of every warp one of them; each warp compares them with every 8th chunk of 32. Of
- * equal elements the first comes first. Behind the row stand orders that come before none: the least, at later places. */
-__global__ void __launch_bounds__(COUNT_THREADS)
-    count_top_kernel(const float *x, int n, int64_t inner, int64_t k, int smallest, uint32_t *out)
-{
-    __shared__ __align__(16) uint32_t order[COUNTED_ROW];
-    __shared__ int before[COUNT_WARPS][32];
-    tl_wait_for_earlier();
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int own = (int)blockIdx.x, chunks = (int)gridDim.x, i = 32 * own + lane;
-    const int64_t row = blockIdx.y;
-    x += row / inner * n * inner + row % inner;
-    out += row / inner * k * inner + row % inner;
-#pragma unroll 4
-    for (int j = (int)threadIdx.x; j < 32 * chunks; j += COUNT_THREADS)
-        order[j] = j < n ? (uint32_t)(tl_rank(x[j * inner], (uint32_t)j, smallest, 0) >> 32) : 0;
-    __syncthreads();
-    const uint32_t mine = order[i];
-    int count = 0;
-#pragma unroll 1
-    for (int c = warp; c < chunks; c += COUNT_WARPS) {
-        const uint4 *const chunk = reinterpret_cast<const uint4 *>(order + 32 * c);
-        if (c < own)
-            count += count_before(chunk, [=](uint32_t o, int) { return o >= mine; });
-        else if (c > own)
-            count += count_before(chunk, [=](uint32_t o, int) { return o > mine; });
-        else
-            count += count_before(chunk, [=](uint32_t o, int j) { return j < lane ? o >= mine : o > mine; });
-    }
-    before[warp][lane] = count;
-    __syncthreads();
-    if (warp > 0 || i >= n) return;
-    TL_UNROLL_FOR (int w = 1; w < COUNT_WARPS; w++)
-        count += before[w][lane];
-    if (count < k) out[count * inner] = (uint32_t)i;
-}
-
-/* ---- many rows ----------------------------------------------------------------------------------------------------- */
-
 /* Ranks are distinct, so there is one list of the k largest, falling, and every network of comparisons gives it. Absent
  * elements have the rank 0, below that of every element. */
 
 constexpr int TEAM_THREADS = 128;
-constexpr int64_t TEAM_ROW = 1024; /* the longest row that a warp, or some of its lanes, holds in registers */
 
 __device__ __forceinline__ void exchange(rank_t &first, rank_t &second)
 {
@@ -184,9 +126,9 @@ template <int W, int E>
 int32_t team_top(tl_context *ctx, const float *x, int64_t rows, int64_t n, int64_t inner, int64_t k, int smallest,
                  uint32_t *out)
 {
-    auto kernel = k <= 2 ? team_top_kernel<W, E, 2> : k <= 8 ? team_top_kernel<W, E, 8> : team_top_kernel<W, E, 0>;
-    if constexpr (E >= 16)
-        if (k > 8 && k <= 16) kernel = team_top_kernel<W, E, 16>;
+    const auto kernel = k <= 2   ? team_top_kernel<W, E, 2>
+                        : k <= 8 ? team_top_kernel<W, E, 8>
+                                 : team_top_kernel<W, E, 0>;
     return tl_launch(ctx, "topk", kernel, tl_grid(rows, TEAM_THREADS / W), TEAM_THREADS, x, rows, n, inner, k, smallest,
                      out);
 }
@@ -201,16 +143,16 @@ extern "C" int32_t tl_cuda_topk(tl_context *ctx, const float *x, int64_t outer, 
     const int64_t rows = outer * inner;
     const int smallest = !largest;
     if (rows == 0 || k == 0) return TORCHLEAN_OK;
-    /* A warp has few instructions for the first few elements, or for short rows. */
-    if ((n > 512 || (n > 128 && k > 16)) && n <= COUNTED_ROW && rows <= COMPARISONS / (n * n))
-        return tl_launch_ahead(ctx, "topk", count_top_kernel, dim3(tl_grid(n, 32), (unsigned)rows), COUNT_THREADS, 0, x,
-                               (int)n, inner, k, smallest, out);
+    switch (tl_select_top(n, k)) {
+    case TL_TOP_LISTED: return tl_long_top(ctx, x, rows, n, inner, k, smallest, out);
+    case TL_TOP_SORTED: return tl_sorted_top(ctx, x, outer, n, inner, k, smallest, out);
+    case TL_TOP_LANES: break;
+    }
     if (n <= 16) return team_top<2, 8>(ctx, x, rows, n, inner, k, smallest, out);
     if (n <= 32) return team_top<4, 8>(ctx, x, rows, n, inner, k, smallest, out);
     if (n <= 64) return team_top<8, 8>(ctx, x, rows, n, inner, k, smallest, out);
     if (n <= 128) return team_top<8, 16>(ctx, x, rows, n, inner, k, smallest, out);
     if (n <= 256) return team_top<16, 16>(ctx, x, rows, n, inner, k, smallest, out);
     if (n <= 512) return team_top<32, 16>(ctx, x, rows, n, inner, k, smallest, out);
-    if (n <= TEAM_ROW) return team_top<32, 32>(ctx, x, rows, n, inner, k, smallest, out);
-    return tl_long_top(ctx, x, rows, n, inner, k, smallest, out);
+    return team_top<32, 32>(ctx, x, rows, n, inner, k, smallest, out);
 }

@@ -289,41 +289,13 @@ __global__ void __launch_bounds__(THREADS) best_part_kernel(arg_axis a)
     if (threadIdx.x % 32 == 0) a.out[row] = tl_rank_place(best);
 }
 
-/* Parts of each row, of which a block has one. Times are counted in elements of one of the WAVE blocks that share a
- * multiprocessor's part of the memory's rate, 4 bytes of 4 GB/s, a nanosecond each: the last wave, if it is short of blocks, takes a
- * fifth of that for what a block alone waits for its loads; a wave begins and ends in 1000, and so does the launch behind it
- * in 2000. */
-int64_t parts_of_rows(int64_t rows, int64_t n, int64_t resident)
-{
-    int64_t best = 1;
-    double least = 0.0;
-    for (int64_t waves = 0; waves <= WAVES; waves++) { /* with 0 for whole rows */
-        const int64_t parts = std::min(std::min(waves * resident / rows, n / BATCH), MOST_PARTS);
-        if (waves > 0 && parts <= 1) continue;
-        const int64_t blocks = rows * std::max<int64_t>(parts, 1), rest = blocks % resident;
-        const double full = (double)(blocks / resident),
-                     last = rest ? std::max((double)rest / (double)resident, 0.2) : 0.0;
-        const double part = (double)n / (double)std::max<int64_t>(parts, 1);
-        const double time = (full + last) * part + 1000.0 * (full + (rest > 0)) + (parts > 1 ? 2000.0 : 0.0);
-        if (waves == 0 || time < least) best = std::max<int64_t>(parts, 1), least = time;
-    }
-    return best;
-}
-
-/* Parts of the axis of each of `blocks` groups of columns: as many as fill the device. */
-int64_t parts_of_columns(int64_t blocks, int64_t elements, int64_t share, int64_t resident)
+/* Parts of each of `blocks` rows or groups of columns, of which a thread would have `share` elements: as many as fill the device, and
+ * of many elements so often that the last blocks are few. */
+int64_t parts_of(int64_t blocks, int64_t elements, int64_t share, int64_t resident)
 {
     if (share <= ENOUGH) return 1;
-    const int64_t parts = elements < LARGE ? resident / blocks : tl_ceil_div(WAVES * resident, blocks);
+    const int64_t parts = (elements < LARGE ? 1 : WAVES) * resident / blocks;
     return std::max<int64_t>(1, std::min(std::min(parts, MOST_PARTS), share / LEAST));
-}
-
-/* Whether lanes of a warp own slices of `size` elements, of `outer` in all, where a block would own one of them: a warp takes about
- * as long for HALF of what a block loads at once as a wave of blocks, which wait for each other as well. */
-bool are_short(int64_t outer, int64_t size, int64_t resident)
-{
-    constexpr int64_t HALF = BATCH / 2;
-    return size <= SHORT_SLICE || (size <= BATCH && size <= HALF * ((outer - 1) / resident));
 }
 
 /* So few lanes own a slice that each has up to 8 elements, or a whole warp, of which each has 16 at once. */
@@ -353,10 +325,11 @@ int32_t argument(tl_context *ctx, const char *name, const float *x, int64_t oute
     const int64_t waves = std::min(std::max<int64_t>((blocks - 1) / resident, 1), WAVES);
     if (n <= SHORT_COLUMN ? inner >= NARROW : inner >= MOST_COLUMNS && n <= SHORT_COLUMN * waves)
         return tl_launch(ctx, name, short_columns_kernel, tl_grid(a.rows, THREADS), THREADS, a, tl_fastdiv(inner));
-    if (inner < MOST_COLUMNS && are_short(outer, n * inner, resident)) return launch_slices(ctx, name, a, outer);
-    const int64_t parts =
-        inner == 1 ? parts_of_rows(outer, n, resident)
-                   : parts_of_columns(blocks, outer * n * inner, tl_ceil_div(n, THREADS / columns), resident);
+    /* A warp takes about as long for half of what a block loads at once as a wave of blocks, which wait for each other as well. */
+    const bool is_short = n * inner <= SHORT_SLICE ||
+                          (n * inner <= BATCH && n * inner <= BATCH / 2 * ((outer - 1) / resident));
+    if (inner < MOST_COLUMNS && is_short) return launch_slices(ctx, name, a, outer);
+    const int64_t parts = parts_of(blocks, outer * n * inner, tl_ceil_div(n, THREADS / columns), resident);
     a.part = tl_ceil_div(n, parts);
     a.parts = tl_ceil_div(n, a.part);
     tl_scratch<rank_t> best(ctx);

@@ -4,12 +4,11 @@
  * above a limit, a rank that at least k of the elements seen so far reach. Of a row in any order, the limit of the first 1/s of it
  * lets k·s elements pass, and it is raised whenever twice as many elements have been seen, so that each doubling adds about k
  * elements to the list. In the worst order, a rising row, all pass: the list fills with every second chunk and is then cut to
- * its k first by radix. A longer k has its list in device memory, where every digit takes a pass over the row.
+ * its k first by radix.
  *
  * formula/order.h gives every element of a row a rank of its own, so the k largest ranks are the same whatever looks at which
  * part of the row, and integer atomics may gather them. */
 #include <algorithm>
-#include <type_traits>
 
 #include "cuda/device/vector.cuh"
 #include "cuda/device/warp_sum.cuh"
@@ -22,45 +21,10 @@ namespace {
 typedef unsigned long long rank_t;
 
 constexpr int DIGIT = 11, DIGITS = 1 << DIGIT; /* bits of a digit, and its values */
-constexpr int64_t SHARED_RANKS = 4096;         /* the longest list that is sorted in shared memory at once */
 constexpr int64_t TOP_PART = 8192;             /* the shortest part of a row, also in k */
 constexpr int64_t SECOND_LAUNCH = 32768;       /* elements that a block reads in the time that it takes: 4 us */
 
 /* ---- selection by radix ---------------------------------------------------------------------------------------------- */
-
-/* Elements, `inner` apart, of which the first is element `first` of its row. */
-struct row_of_elements {
-    const float *x;
-    int64_t inner, first;
-    int smallest;
-
-    __device__ __forceinline__ float load(int64_t i) const { return x[i * inner]; }
-    __device__ __forceinline__ rank_t rank(float v, int64_t i) const
-    {
-        return tl_rank(v, (uint32_t)(first + i), smallest, 0);
-    }
-};
-
-struct row_of_ranks {
-    const rank_t *ranks;
-
-    __device__ __forceinline__ rank_t load(int64_t i) const { return ranks[i]; }
-    __device__ __forceinline__ rank_t rank(rank_t v, int64_t) const { return v; }
-};
-
-/* visit(rank, exists) for every element, by whole warps; four loads of a thread are in flight. */
-template <class Row, class Visit> __device__ __forceinline__ void visit_row(const Row &row, int64_t n, Visit visit)
-{
-    for (int64_t first = threadIdx.x; first - threadIdx.x % 32 < n; first += 4 * blockDim.x) {
-        decltype(row.load(0)) v[4] = {};
-        TL_UNROLL_FOR (int u = 0; u < 4; u++)
-            if (first + u * blockDim.x < n) v[u] = row.load(first + u * blockDim.x);
-        TL_UNROLL_FOR (int u = 0; u < 4; u++) {
-            const int64_t i = first + u * blockDim.x;
-            visit(row.rank(v[u], i), i < n);
-        }
-    }
-}
 
 struct top_state {
     uint32_t count[DIGITS]; /* zeros between the rounds */
@@ -71,11 +35,10 @@ struct top_state {
     int done;
 };
 
-/* The k-th rank of a row of n > k elements, or a smaller number that is above the next one. Digit by digit from the highest:
- * among the elements that have all digits so far the block counts those of each digit. The places of a row are below
- * 2^place_bits: the bits between them and the elements' order are ones in every rank, and are passed over. */
-template <class Row>
-__device__ __forceinline__ rank_t least_of_top(const Row &row, int64_t n, int64_t k, int place_bits, top_state &s)
+/* The k-th rank of a list of n > k, or a smaller number that is above the next one. Digit by digit from the highest: among the
+ * ranks that have all digits so far the block counts those of each digit. The places of a row are below 2^place_bits: the bits
+ * between them and the elements' order are ones in every rank, and are passed over. */
+__device__ __forceinline__ rank_t least_of_top(const rank_t *list, int n, int k, int place_bits, top_state &s)
 {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = DIGITS / blockDim.x;
     rank_t prefix = 0;
@@ -83,10 +46,10 @@ __device__ __forceinline__ rank_t least_of_top(const Row &row, int64_t n, int64_
     for (int top = 64;;) {
         const int low = max(top - DIGIT, top > 32 ? 32 : 0);
         const uint32_t digit_bits = (1u << (top - low)) - 1;
-        visit_row(row, n, [&](rank_t rank, bool exists) {
-            if (exists && (top == 64 || (rank ^ prefix) >> top == 0))
-                atomicAdd(&s.count[(uint32_t)(rank >> low) & digit_bits], 1u);
-        });
+#pragma unroll 4
+        for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x)
+            if (top == 64 || (list[i] ^ prefix) >> top == 0)
+                atomicAdd(&s.count[(uint32_t)(list[i] >> low) & digit_bits], 1u);
         __syncthreads();
         /* Thread t has `each` values of the digit, the first thread the highest ones. */
         uint32_t *const count = s.count + (DIGITS - each * (threadIdx.x + 1));
@@ -124,63 +87,46 @@ __device__ __forceinline__ rank_t least_of_top(const Row &row, int64_t n, int64_
 
 /* Adds to the list, of *filled ranks, those of the warp's ranks that are above the limit. The number of ranks then, for a warp that
  * adds some; else 0. */
-template <int N> __device__ __forceinline__ int append(const rank_t (&rank)[N], rank_t limit, rank_t *list, int *filled)
+__device__ __forceinline__ int append(rank_t rank, rank_t limit, rank_t *list, int *filled)
 {
-    uint32_t hits[N], lane = threadIdx.x % 32;
-    int count = 0;
-    TL_UNROLL_FOR (int e = 0; e < N; e++) {
-        hits[e] = __ballot_sync(~0u, rank[e] > limit);
-        count += __popc(hits[e]);
-    }
-    if (count == 0) return 0;
+    const uint32_t hits = __ballot_sync(~0u, rank > limit), lane = threadIdx.x % 32;
+    if (hits == 0) return 0;
     int at = 0;
-    if (lane == 0) at = atomicAdd(filled, count);
+    if (lane == 0) at = atomicAdd(filled, __popc(hits));
     at = __shfl_sync(~0u, at, 0);
-    TL_UNROLL_FOR (int e = 0; e < N; e++) {
-        if (rank[e] > limit) list[at + __popc(hits[e] & ((1u << lane) - 1))] = rank[e];
-        at += __popc(hits[e]);
-    }
-    return at;
+    if (rank > limit) list[at + __popc(hits & ((1u << lane) - 1))] = rank;
+    return at + __popc(hits);
 }
 
-/* Steps from, from / 2 ... to of the bitonic network that makes runs of `run` of the `size` ranks at `list`, which begins at
- * `offset` of a longer list. Where steps are 32 and less, the 32 pairs of a warp are 64 neighbours, and no warp waits for another. */
-__device__ __forceinline__ void sort_steps(rank_t *list, int64_t size, int64_t offset, int64_t run, int64_t from,
-                                           int64_t to)
+/* Sorts `list`, of a power of two of ranks, falling, by the bitonic network; all threads see it then. Where steps are 32 and less, the
+ * 32 pairs of a warp are 64 neighbours, and no warp waits for another. */
+__device__ __forceinline__ void sort_list(rank_t *list, int size)
 {
-    for (int64_t step = from; step >= to; step /= 2) {
-        for (int64_t p = threadIdx.x; p < size / 2; p += blockDim.x) {
-            const int64_t i = 2 * p - (p & (step - 1)), j = i + step;
-            const rank_t a = list[i], b = list[j];
-            if ((a < b) == (((offset + i) & run) == 0)) {
-                list[i] = b;
-                list[j] = a;
+    for (int run = 2; run <= size; run *= 2)
+        for (int step = run / 2; step >= 1; step /= 2) {
+            for (int p = (int)threadIdx.x; p < size / 2; p += (int)blockDim.x) {
+                const int i = 2 * p - (p & (step - 1)), j = i + step;
+                const rank_t a = list[i], b = list[j];
+                if ((a < b) == ((i & run) == 0)) {
+                    list[i] = b;
+                    list[j] = a;
+                }
             }
+            if (step > 32 || (step == 1 && run >= 64))
+                __syncthreads();
+            else
+                __syncwarp();
         }
-        if (step > 32 || (step == 1 && run >= 64))
-            __syncthreads();
-        else
-            __syncwarp();
-    }
-}
-
-/* Sorts `list`, of a power of two of ranks, falling; all threads see it then. */
-__device__ __forceinline__ void sort_list(rank_t *list, int64_t size)
-{
-    for (int64_t run = 2; run <= size; run *= 2)
-        sort_steps(list, size, 0, run, run / 2, 1);
     __syncthreads();
 }
 
 /* ---- one pass over a row --------------------------------------------------------------------------------------------- */
 
 constexpr int STREAM_THREADS = 256;
-constexpr int EACH = 16, FEWER = 8;  /* elements of a thread in a chunk: of few or long rows; of many short ones */
-constexpr int64_t FEWER_ROW = 16384; /* the longest of those */
-constexpr int AT_ONCE = 256;         /* ranks that are sorted in the time that finding the k-th of them takes */
+constexpr int EACH = 16;     /* elements of a thread in a chunk */
+constexpr int AT_ONCE = 256; /* ranks that are sorted in the time that finding the k-th of them takes */
 
-/* Blocks that a multiprocessor has room for, by the shared memory for lists of k <= 364. */
-constexpr int blocks_of(int each) { return each == EACH ? 3 : 5; }
+constexpr int RESIDENT = 3; /* blocks that a multiprocessor has room for, by the shared memory for lists of k <= 364 */
 
 /* Of the positions of a chunk, those that the row has, and the place in the whole row of position 0. */
 struct window {
@@ -192,9 +138,9 @@ struct window {
 
 /* n elements, `inner` apart, of which the first is element `first` of its row. A thread has groups of four neighbouring positions,
  * which are 16 aligned bytes where `inner` is 1: there the row begins at position `before` of the first group. */
-template <int E> struct streamed_elements {
+struct streamed_elements {
     typedef float value;
-    static constexpr int CHUNK = E * STREAM_THREADS;
+    static constexpr int CHUNK = EACH * STREAM_THREADS;
 
     const float *x; /* position 0 */
     int64_t inner;
@@ -217,16 +163,16 @@ template <int E> struct streamed_elements {
         return {chunk == 0 ? before : 0, chunk + 1 == chunks ? rest : CHUNK, first + chunk * CHUNK};
     }
     static __device__ __forceinline__ int position(int e) { return 4 * (e / 4 * STREAM_THREADS + threadIdx.x) + e % 4; }
-    __device__ __forceinline__ void load(uint32_t chunk, value (&v)[E]) const
+    __device__ __forceinline__ void load(uint32_t chunk, value (&v)[EACH]) const
     {
         const float *const from = x + (int64_t)chunk * CHUNK * inner;
         if (inner == 1 && chunk > 0 && chunk + 1 < chunks) {
-            TL_UNROLL_FOR (int e = 0; e < E; e += 4)
+            TL_UNROLL_FOR (int e = 0; e < EACH; e += 4)
                 tl_load4(from + position(e), v + e);
             return;
         }
         const window w = at(chunk);
-        TL_UNROLL_FOR (int e = 0; e < E; e += 4) {
+        TL_UNROLL_FOR (int e = 0; e < EACH; e += 4) {
             const int i = position(e);
             if (inner == 1 && w.has(i) && w.has(i + 3))
                 tl_load4(from + i, v + e);
@@ -252,7 +198,7 @@ template <int E> struct streamed_elements {
     __device__ __forceinline__ bool may_pass(value v) const { return !(v <= high) | !(low <= v); }
 };
 
-template <int E> struct streamed_ranks {
+struct streamed_ranks {
     typedef rank_t value;
 
     const rank_t *ranks;
@@ -260,13 +206,13 @@ template <int E> struct streamed_ranks {
     uint32_t chunks;
 
     __device__ __forceinline__ streamed_ranks(const rank_t *ranks, int64_t n)
-        : ranks(ranks), n(n), chunks((uint32_t)((n - 1) / (E * STREAM_THREADS)) + 1)
+        : ranks(ranks), n(n), chunks((uint32_t)((n - 1) / (EACH * STREAM_THREADS)) + 1)
     {}
     __device__ __forceinline__ window at(uint32_t) const { return {}; }
-    __device__ __forceinline__ void load(uint32_t chunk, value (&v)[E]) const
+    __device__ __forceinline__ void load(uint32_t chunk, value (&v)[EACH]) const
     {
-        TL_UNROLL_FOR (int e = 0; e < E; e++) {
-            const int64_t i = ((int64_t)chunk * E + e) * STREAM_THREADS + threadIdx.x;
+        TL_UNROLL_FOR (int e = 0; e < EACH; e++) {
+            const int64_t i = ((int64_t)chunk * EACH + e) * STREAM_THREADS + threadIdx.x;
             v[e] = i < n ? ranks[i] : 0;
         }
     }
@@ -294,14 +240,10 @@ __device__ __forceinline__ uint32_t about_kth(uint32_t order, int k)
 __device__ __forceinline__ rank_t keep_top(rank_t *list, int k, int place_bits, top_state &s)
 {
     const int n = s.filled;
-    const rank_t limit = least_of_top(row_of_ranks{list}, n, k, place_bits, s) - 1;
+    const rank_t limit = least_of_top(list, n, k, place_bits, s) - 1;
     if (threadIdx.x == 0) s.filled = 0;
-    for (int from = 0; from < n; from += 4 * blockDim.x) {
-        rank_t rank[4];
-        TL_UNROLL_FOR (int u = 0; u < 4; u++) {
-            const int i = from + u * blockDim.x + threadIdx.x;
-            rank[u] = i < n ? list[i] : 0;
-        }
+    for (int from = 0; from < n; from += blockDim.x) {
+        const rank_t rank = from + (int)threadIdx.x < n ? list[from + threadIdx.x] : 0;
         __syncthreads(); /* only what has been read is overwritten */
         append(rank, limit, list, &s.filled);
     }
@@ -312,12 +254,12 @@ __device__ __forceinline__ rank_t keep_top(rank_t *list, int k, int place_bits, 
 /* The k largest ranks of a row become the list, of s.filled ranks, in any order, and perhaps some more, but no more than
  * `at_end`; all threads see it then. The list has room for a chunk more than `most` ranks, and the limit is raised where it has more
  * than these or, when the elements seen have doubled, more than `enough`. */
-template <int E, class Row>
+template <class Row>
 __device__ __forceinline__ void gather_stream(Row row, int k, int enough, int most, int at_end, int place_bits,
                                               top_state &s, rank_t *list)
 {
     rank_t limit = 0; /* what is not above it is not among the k first */
-    typename Row::value v[E], next[E];
+    typename Row::value v[EACH], next[EACH];
     row.load(0, v);
 #pragma unroll 1
     for (uint32_t chunk = 0;; chunk++) {
@@ -327,14 +269,14 @@ __device__ __forceinline__ void gather_stream(Row row, int k, int enough, int mo
         /* The k-th of the threads' largest orders: while k is no more than 3/4 of them, few other elements lie above it. */
         if (chunk == 0 && 4 * k <= 3 * STREAM_THREADS) {
             rank_t best = 0;
-            TL_UNROLL_FOR (int e = 0; e < E; e++)
+            TL_UNROLL_FOR (int e = 0; e < EACH; e++)
                 best = max(best, row.rank(v[e], w, e));
             const uint32_t order = about_kth((uint32_t)(best >> 32), k);
             limit = (rank_t)order << 32;
             if (order > 1) row.pass_over(order - 2); /* one less may be that of -0, which compares as 0 does */
         }
         int filled = 0;
-        TL_UNROLL_FOR (int e = 0; e < E; e += 4) {
+        TL_UNROLL_FOR (int e = 0; e < EACH; e += 4) {
             bool any = false;
             TL_UNROLL_FOR (int c = 0; c < 4; c++)
                 any |= row.may_pass(v[e + c]);
@@ -342,7 +284,7 @@ __device__ __forceinline__ void gather_stream(Row row, int k, int enough, int mo
             TL_UNROLL_FOR (int c = 0; c < 4; c++) { /* mostly one of them */
                 const bool may = row.may_pass(v[e + c]);
                 if (!__any_sync(~0u, may)) continue;
-                const rank_t rank[] = {may ? row.rank(v[e + c], w, e + c) : 0};
+                const rank_t rank = may ? row.rank(v[e + c], w, e + c) : 0;
                 filled = max(filled, append(rank, limit, list, &s.filled));
             }
         }
@@ -361,7 +303,7 @@ __device__ __forceinline__ void gather_stream(Row row, int k, int enough, int mo
         } else if (chunk == 0) {
             row.pass_over((uint32_t)(limit >> 32));
         }
-        TL_UNROLL_FOR (int e = 0; e < E; e++)
+        TL_UNROLL_FOR (int e = 0; e < EACH; e++)
             v[e] = next[e];
     }
 }
@@ -369,8 +311,8 @@ __device__ __forceinline__ void gather_stream(Row row, int k, int enough, int mo
 /* A block owns part blockIdx.y of rows blockIdx.x, + gridDim.x, ..., of n elements of x or of n ranks. The k first of a row
  * (`size`, rounded up to a power of two) are sorted in shared memory and written; those of a part become candidates of the
  * row, in any order, with zeros where it has fewer. */
-template <int E, bool RANKS>
-__global__ void __launch_bounds__(STREAM_THREADS, RANKS ? 1 : blocks_of(E))
+template <bool RANKS>
+__global__ void __launch_bounds__(STREAM_THREADS, RANKS ? 1 : RESIDENT)
     stream_kernel(const float *x, const rank_t *ranks, int64_t rows, int64_t n, int64_t inner, int k, int size,
                   int64_t part, int enough, int most, int place_bits, int smallest, rank_t *__restrict__ candidates,
                   uint32_t *__restrict__ out)
@@ -385,11 +327,11 @@ __global__ void __launch_bounds__(STREAM_THREADS, RANKS ? 1 : blocks_of(E))
         if (threadIdx.x == 0) s.filled = 0;
         __syncthreads();
         if constexpr (RANKS)
-            gather_stream<E>(streamed_ranks<E>(ranks + row * n, n), k, enough, most, at_end, place_bits, s, list);
+            gather_stream(streamed_ranks(ranks + row * n, n), k, enough, most, at_end, place_bits, s, list);
         else
-            gather_stream<E>(streamed_elements<E>(x + (row / inner * n + first) * inner + row % inner, length, inner,
-                                                  first, smallest),
-                             own, enough, most, at_end, place_bits, s, list);
+            gather_stream(
+                streamed_elements(x + (row / inner * n + first) * inner + row % inner, length, inner, first, smallest),
+                own, enough, most, at_end, place_bits, s, list);
         if (candidates) {
             rank_t *const to = candidates + (row * gridDim.y + blockIdx.y) * k;
             for (int i = threadIdx.x; i < k; i += blockDim.x)
@@ -409,111 +351,24 @@ __global__ void __launch_bounds__(STREAM_THREADS, RANKS ? 1 : blocks_of(E))
     }
 }
 
-/* Its launch, for k of up to SHARED_RANKS. */
-template <int E, bool RANKS>
+/* Its launch. */
+template <bool RANKS>
 int32_t stream(tl_context *ctx, const float *x, const rank_t *ranks, int64_t rows, int64_t n, int64_t inner, int64_t k,
                int64_t part, int place_bits, int smallest, rank_t *candidates, uint32_t *out)
 {
     /* Room for k ranks and two chunks, so that every other chunk finds room even if all of it passes; or for the whole part. */
-    const int64_t chunk = E * STREAM_THREADS;
+    const int64_t chunk = EACH * STREAM_THREADS;
     const bool whole = part <= k + 2 * chunk;
     int size = 2;
     while (size < k)
         size *= 2;
     const int64_t room = std::max({whole ? part : k + 2 * chunk, (int64_t)size, (int64_t)AT_ONCE});
     const dim3 grid(tl_grid(rows, 1), (unsigned)tl_ceil_div(n, part));
-    const auto kernel = stream_kernel<E, RANKS>;
+    const auto kernel = stream_kernel<RANKS>;
     TL_TRY(tl_allow_shared(ctx, kernel, room * sizeof(rank_t)));
     return tl_launch_dynamic(ctx, "topk", kernel, grid, STREAM_THREADS, room * sizeof(rank_t), x, ranks, rows, n, inner,
                              (int)k, size, part, (int)(whole ? part : k + k / 2), (int)(whole ? part : k + chunk),
                              place_bits, smallest, candidates, out);
-}
-
-/* ---- lists in device memory ------------------------------------------------------------------------------------------ */
-
-constexpr int WIDE_THREADS = 1024;
-
-/* The k largest ranks of a row of n >= k elements, in any order. */
-template <class Row>
-__device__ __forceinline__ void gather_top(const Row &row, int64_t n, int64_t k, int place_bits, top_state &s,
-                                           rank_t *list)
-{
-    if (threadIdx.x == 0) s.filled = 0; /* nobody has looked at it since the barrier before */
-    const rank_t limit = k < n ? least_of_top(row, n, k, place_bits, s) - 1 : 0;
-    __syncthreads();
-    visit_row(row, n, [&](rank_t rank, bool exists) {
-        const rank_t one[] = {exists ? rank : 0};
-        append(one, limit, list, &s.filled);
-    });
-}
-
-/* Sorts `list`, of a power of two above SHARED_RANKS of ranks, falling; all threads see it then. It moves to `room`, in shared
- * memory for SHARED_RANKS, in pieces for the steps within a piece. */
-__device__ __forceinline__ void sort_in_pieces(rank_t *list, int64_t size, rank_t *room)
-{
-    for (int64_t run = SHARED_RANKS; run <= size; run *= 2) {
-        for (int64_t step = run / 2; step >= SHARED_RANKS; step /= 2)
-            sort_steps(list, size, 0, run, step, step);
-        for (int64_t piece = 0; piece < size; piece += SHARED_RANKS) {
-            for (int64_t i = threadIdx.x; i < SHARED_RANKS; i += blockDim.x)
-                room[i] = list[piece + i];
-            __syncthreads();
-            if (run == SHARED_RANKS)
-                for (int64_t shorter = 2; shorter < run; shorter *= 2)
-                    sort_steps(room, SHARED_RANKS, piece, shorter, shorter / 2, 1);
-            sort_steps(room, SHARED_RANKS, piece, run, SHARED_RANKS / 2, 1);
-            for (int64_t i = threadIdx.x; i < SHARED_RANKS; i += blockDim.x)
-                list[piece + i] = room[i];
-            __syncthreads();
-        }
-    }
-}
-
-/* A block owns part blockIdx.y of row blockIdx.x, and the k largest ranks of it become candidates of the row, in any order. */
-__global__ void __launch_bounds__(WIDE_THREADS, 1)
-    wide_part_kernel(const float *__restrict__ x, int64_t n, int64_t inner, int64_t k, int64_t part, int place_bits,
-                     int smallest, rank_t *__restrict__ candidates)
-{
-    __shared__ top_state s;
-    for (int d = threadIdx.x; d < DIGITS; d += blockDim.x)
-        s.count[d] = 0;
-    __syncthreads();
-    const int64_t row = blockIdx.x, first = blockIdx.y * part, length = min(part, n - first), own = min(k, length);
-    const row_of_elements v = {x + (row / inner * n + first) * inner + row % inner, inner, first, smallest};
-    rank_t *const list = candidates + (row * gridDim.y + blockIdx.y) * k;
-    gather_top(v, length, own, place_bits, s, list);
-    for (int64_t i = own + threadIdx.x; i < k; i += blockDim.x)
-        list[i] = 0;
-}
-
-/* A block owns rows blockIdx.x, + gridDim.x, ..., of n elements of x or, if there are any, of its candidates. It gathers the k
- * first of them in its part of `lists`, of `size` ranks, k rounded up to a power of two, and sorts them there. */
-template <class Row>
-__global__ void __launch_bounds__(WIDE_THREADS, 1)
-    wide_kernel(const float *x, const rank_t *candidates, int64_t rows, int64_t n, int64_t inner, int64_t k,
-                int64_t size, int place_bits, int smallest, rank_t *lists, uint32_t *__restrict__ out)
-{
-    __shared__ rank_t room[SHARED_RANKS];
-    __shared__ top_state s;
-    for (int d = threadIdx.x; d < DIGITS; d += blockDim.x)
-        s.count[d] = 0;
-    __syncthreads();
-    rank_t *const list = lists + blockIdx.x * size;
-    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-        Row v;
-        if constexpr (std::is_same_v<Row, row_of_ranks>)
-            v = {candidates + row * n};
-        else
-            v = {x + row / inner * n * inner + row % inner, inner, 0, smallest};
-        for (int64_t i = k + threadIdx.x; i < size; i += blockDim.x)
-            list[i] = 0;
-        gather_top(v, n, k, place_bits, s, list);
-        __syncthreads();
-        sort_in_pieces(list, size, room);
-        for (int64_t i = threadIdx.x; i < k; i += blockDim.x)
-            out[(row / inner * k + i) * inner + row % inner] = tl_rank_place(list[i]);
-        __syncthreads();
-    }
 }
 
 } /* namespace */
@@ -523,32 +378,17 @@ __global__ void __launch_bounds__(WIDE_THREADS, 1)
 int32_t tl_long_top(tl_context *ctx, const float *x, int64_t rows, int64_t n, int64_t inner, int64_t k, int smallest,
                     uint32_t *out)
 {
-    const bool streamed = k <= SHARED_RANKS;
     int place_bits = 1;
     while (place_bits < 32 && (int64_t)1 << place_bits < n)
         place_bits++;
-    const int64_t sms = tl_cuda_sms(ctx), resident = (streamed ? blocks_of(EACH) : 2) * sms;
+    const int64_t sms = tl_cuda_sms(ctx), resident = RESIDENT * sms;
     const int64_t shortest = std::max(TOP_PART, 8 * k), parts = std::min(resident / rows, n / shortest);
     const bool in_parts = parts > 1 && n * (sms - rows) >= SECOND_LAUNCH * sms;
     const int64_t part = in_parts ? tl_ceil_div(n, parts) : n, whole = tl_ceil_div(n, part);
-    tl_scratch<rank_t> lists(ctx), candidates(ctx);
+    tl_scratch<rank_t> candidates(ctx);
     if (in_parts) TL_TRY(candidates.allocate(rows * whole * k));
-    if (streamed) {
-        const auto search = rows >= resident && n <= FEWER_ROW ? stream<FEWER, false> : stream<EACH, false>;
-        TL_TRY(search(ctx, x, nullptr, rows, n, inner, k, part, place_bits, smallest, candidates, out));
-        if (!in_parts) return TORCHLEAN_OK;
-        return stream<EACH, true>(ctx, nullptr, candidates, rows, whole * k, inner, k, whole * k, place_bits, smallest,
-                                  nullptr, out);
-    }
-    int64_t size = SHARED_RANKS;
-    while (size < k)
-        size *= 2;
-    const unsigned grid = tl_grid(rows, 1, resident);
-    TL_TRY(lists.allocate(grid * size));
-    if (in_parts)
-        TL_TRY(tl_launch(ctx, "topk", wide_part_kernel, dim3((unsigned)rows, (unsigned)whole), WIDE_THREADS, x, n,
-                         inner, k, part, place_bits, smallest, (rank_t *)candidates));
-    return tl_launch(ctx, "topk", in_parts ? wide_kernel<row_of_ranks> : wide_kernel<row_of_elements>, grid,
-                     WIDE_THREADS, x, (rank_t *)candidates, rows, in_parts ? whole * k : n, inner, k, size, place_bits,
-                     smallest, (rank_t *)lists, out);
+    TL_TRY(stream<false>(ctx, x, nullptr, rows, n, inner, k, part, place_bits, smallest, candidates, out));
+    if (!in_parts) return TORCHLEAN_OK;
+    return stream<true>(ctx, nullptr, candidates, rows, whole * k, inner, k, whole * k, place_bits, smallest, nullptr,
+                        out);
 }

@@ -1,514 +1,322 @@
-/* Scatter-adds on CUDA.
+/* Scatter-adds on CUDA: the column tree of formula/sum_tree.h over the hits of each element, in index order. Nothing is added by
+ * atomic operations, so every result is that of the CPU path.
  *
- * Every output row has one owner, who reads the row of the input, adds its hits (the positions j with indices[j] =
- * row) in increasing j and writes the row once: no floating-point atomics, so the order of the sum is that of the
- * index list on every device. Lists of up to TL_TILE_INDICES are scatter_tile.cu's or scatter_axis.cu's, those of few wide rows
- * scatter_strip.cu's, longer ones of few narrow rows scatter_few.cu's, of most vectors and rows of up to 128 columns scatter_bucket.cu's.
- * Here a stable sort puts the hits of a row side by side: that of sort.cu, or, of more than TL_SORTED_HITS, CUB's radix sort.
+ * Lists of up to a chunk of the tree take one launch behind a copy of the base: the thread of an element's first hit finds the
+ * others. Longer lists are sorted by row, stably (sort.cu, or CUB's radix sort), so that the hits of a row are a run. A launch finds
+ * the runs. In the next one a thread owns some columns of a row, whose run it adds, or of a chunk of a run of several. A last one
+ * joins the sums of chunks.
  *
- * An output of which very few rows have a hit is copied, and then these rows are added to.
- *
- * Of many wide rows that have few hits each the owners sort these themselves, and nothing else is sorted.
- *
- * Narrow rows (below 32 columns) are copied, and then every run of equal indices has an owner. Wide rows have a warp for
- * each 128 or 256 columns, which finds the row's run in a table.
- *
- * A row with many hits is a serial sum of any length. Its owner leaves it to a last kernel, which spreads the row over more
- * warps, a long one over blocks, and keeps more loads in flight (sorted_runs.cuh). It runs on the list of such runs that the kernel
- * before leaves in memory. */
-#include "cuda/device/division.cuh"
+ * Where hits are few beside rows, the base is copied while the list is sorted, and runs have owners, else rows. */
 #include "cuda/device/vector.cuh"
-#include "cuda/device/warp_sum.cuh"
-#include "cuda/index/long_run.cuh"
-#include "cuda/index/order.cuh"
 #include "cuda/index/scatter.cuh"
-#include "cuda/index/sorted_runs.cuh"
-#include "cuda/runtime/launch.cuh"
-#include "generated/index.h"
+#include "cuda/index/select.h"
+#include "formula/sum_tree.h"
 
 #include <cub/device/device_radix_sort.cuh>
 
 namespace {
 
-using namespace tl_sorted;
-
 constexpr int THREADS = 256;
-constexpr int AT_ONCE = 4; /* hits of a shorter one of narrow rows that are loaded together */
-constexpr int64_t TILED_WIDE = 4096, TILED_VALUES = (int64_t)1 << 22; /* hits, and values, of tiles of wide rows */
-constexpr int64_t TILED_VECTOR = 4096;                                /* hits of tiles of a vector of few elements */
-/* Hits that a tile sorts and adds in the time of a launch or two, also if all are its own. */
-constexpr int64_t TILED_FEW = 1024;
-/* Values, of more than which tiles of few columns have so many hits that every tile sorts the list: a tile has about a 264th of
- * them, 8 of each hit. */
-constexpr int64_t TILE_SORTS = (int64_t)1 << 19;
-/* Values of hits, of no more than which thin tiles of a table that the device holds at a time have no more hits than they sort without
- * counting: such a tile has about an 8448th of all, 32 of each hit. */
-constexpr int64_t THIN_VALUES = (int64_t)1 << 21;
+constexpr uint32_t CHUNK = TL_COLUMN_CHUNK, CHAINS = TL_COLUMN_CHAINS;
+constexpr int AT_ONCE = 2 * CHAINS; /* hits that a thread loads together */
+constexpr int JOIN_WARPS = 16;      /* of a block */
+constexpr int BLOCKS_PER_SM = 4;    /* that take the chunks of long runs in turns */
 
-/* Sort keys, and positions where they and not the values are sorted; the lists for the last kernel are empty. */
-__global__ void __launch_bounds__(THREADS)
-    make_keys_kernel(const uint32_t *__restrict__ indices, uint32_t k, uint32_t rows, uint32_t *__restrict__ keys,
-                     uint32_t *__restrict__ positions, uint32_t *__restrict__ left)
+__device__ __forceinline__ float add(float a, float b) { return a + b; }
+__device__ __forceinline__ float4 add(float4 a, float4 b)
 {
-    const int64_t j = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (j < TL_LEFT_COUNTS) left[j] = 0;
-    if (j >= k) return;
-    keys[j] = min(indices[j], rows);
-    if (positions) positions[j] = (uint32_t)j;
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-/* ---- narrow rows ----------------------------------------------------------------------------------------------------- */
+/* The sum of a chunk, of which load(i) is element i. What is behind its end adds +0, which changes no chain. */
+template <class Vector, class Load> __device__ __forceinline__ Vector sum_chunk(uint32_t count, Load load)
+{
+    Vector chain[CHAINS] = {};
+    for (uint32_t first = 0; first < count; first += AT_ONCE) {
+        Vector v[AT_ONCE];
+        TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++) {
+            v[i] = Vector{};
+            if (first + i < count) v[i] = load(first + i);
+        }
+        TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
+            chain[i % CHAINS] = add(chain[i % CHAINS], v[i]);
+    }
+    return add(add(chain[0], chain[1]), add(chain[2], chain[3]));
+}
 
-/* A thread owns one column of the run that begins at its place, if one does. The output holds the base. */
-__global__ void __launch_bounds__(THREADS) scatter_narrow_kernel(Scatter s, tl_fastdiv cols, int64_t units)
+/* ---- short lists ----------------------------------------------------------------------------------------------------- */
+
+/* The output holds the base. Thread t has element t of (outer, k, inner): where it is the first of the list to hit its place it adds
+ * all that do. `inner` counts vectors, of more than one float where columns share their indices. */
+template <class Vector>
+__global__ void __launch_bounds__(THREADS) add_short_lists_kernel(const Vector *values, tl_axis_indices indices,
+                                                                  const Vector *base, Vector *out, int64_t total)
 {
     tl_wait_for_earlier();
     const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (t >= units) return;
-    uint32_t col;
-    const uint32_t i = cols.divmod((uint32_t)t, &col), row = s.keys[i];
-    if (row >= s.rows || (i > 0 && s.keys[i - 1] == row)) return;
-    if ((uint64_t)i + TL_MANY < s.k && s.keys[i + TL_MANY] == row) {
-        if (col == 0) s.left.leave(i, (uint64_t)i + TL_LONG < s.k && s.keys[i + TL_LONG] == row);
-        return;
-    }
-    const int64_t element = (int64_t)row * s.cols + col;
-    float sum = s.base ? s.base[element] : 0.0f;
-    bool more = true;
-    for (uint32_t from = i; more; from += AT_ONCE) { /* keys and list are on their way together, then all values */
-        uint32_t key[AT_ONCE], word[AT_ONCE];
-        float v[AT_ONCE];
-        TL_UNROLL_FOR (int e = 0; e < AT_ONCE; e++) {
-            const uint32_t at = min(from + e, s.k - 1);
-            key[e] = from + e < s.k ? s.keys[at] : s.rows;
-            word[e] = s.hits.list[at];
+    if (t >= total) return;
+    uint32_t o, own, c;
+    const uint32_t index = indices.of((uint32_t)t, &o, &own, &c), k = indices.k.divisor, inner = indices.inner.divisor;
+    if (index >= indices.n) return;
+    const uint32_t *const list = indices.list(o, c);
+    const int64_t step = indices.step();
+    const Vector *const column = values + (int64_t)o * k * inner + c;
+    Vector chain[CHAINS] = {};
+    uint32_t rank = 0;
+    for (uint32_t first = 0; first < k; first += AT_ONCE) {
+        uint32_t found[AT_ONCE];
+        TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++)
+            found[i] = first + i < k ? list[(first + i) * step] : UINT32_MAX;
+        TL_UNROLL_FOR (int i = 0; i < AT_ONCE; i++) {
+            if (found[i] != index) continue;
+            if (first + i < own) return;
+            const Vector v = column[(int64_t)(first + i) * inner];
+            TL_UNROLL_FOR (uint32_t r = 0; r < CHAINS; r++)
+                if (rank % CHAINS == r) chain[r] = add(chain[r], v);
+            rank++;
         }
-        TL_UNROLL_FOR (int e = 0; e < AT_ONCE; e++)
-            if (key[e] == row) v[e] = s.hits.value(word[e], col);
-        TL_UNROLL_FOR (int e = 0; e < AT_ONCE; e++)
-            if (key[e] == row) sum += v[e];
-        more = key[AT_ONCE - 1] == row;
     }
-    s.out[element] = sum;
+    const int64_t element = ((int64_t)o * indices.n + index) * inner + c;
+    const Vector sum = add(add(chain[0], chain[1]), add(chain[2], chain[3]));
+    out[element] = base ? add(base[element], sum) : sum;
 }
 
-/* ---- wide rows ------------------------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------------------------------ */
 
-/* Begin and end of every row's run of keys; rows without one keep the {0, 0} they were cleared to. */
+/* The row of the whole array that each element of the indices hits, `rows` for none, and where it stands in the list. */
 __global__ void __launch_bounds__(THREADS)
-    find_segments_kernel(const uint32_t *keys, uint32_t k, uint32_t rows, uint2 *segments)
+    make_keys_kernel(tl_axis_indices indices, uint32_t rows, uint32_t *keys, uint32_t *positions,
+                     unsigned long long *cleared, int64_t total)
+{
+    const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (t == 0) *cleared = 0;
+    if (t >= total) return;
+    uint32_t o, j, c;
+    const uint32_t index = indices.of((uint32_t)t, &o, &j, &c);
+    keys[t] = index < indices.n ? (o * indices.n + index) * indices.inner.divisor + c : rows;
+    if (positions) positions[t] = (uint32_t)t;
+}
+
+/* ---- runs ------------------------------------------------------------------------------------------------------------ */
+
+/* A run of more hits than a chunk, and the first of its chunks among those of all. */
+struct long_run {
+    uint32_t row, begin, hits, chunk;
+};
+
+struct scatter {
+    const float *base; /* NULL for sums that start from +0 */
+    const float *values;
+    float *out;
+    const uint32_t *keys, *positions; /* in order of rows; a key of `rows` is to be ignored */
+    /* BY_ROW: where the run of each row begins, and its hits, of which it may have none. Else, of every place of the list, the row and
+     * the hits of the run that begins there, or no hits. */
+    uint2 *runs;
+    long_run *longs;            /* in order of their chunks */
+    unsigned long long *counts; /* of long runs, and below 2^32 of their chunks */
+    float *totals;              /* of chunks, by (chunk, array, column) */
+    uint32_t rows, k, outer;
+};
+
+/* Thread i has place i of the list. */
+template <bool BY_ROW> __global__ void __launch_bounds__(THREADS) find_runs_kernel(scatter s)
 {
     tl_wait_for_earlier();
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= k) return;
-    const uint32_t key = keys[i];
-    if (key >= rows) return;
-    if (i == 0 || keys[i - 1] != key) segments[key].x = (uint32_t)i;
-    if (i == (int64_t)k - 1 || keys[i + 1] != key) segments[key].y = (uint32_t)i + 1;
+    if (i >= s.k) return;
+    const uint32_t row = s.keys[i];
+    const bool begins = row < s.rows && (i == 0 || s.keys[i - 1] != row);
+    if (!BY_ROW && !begins) s.runs[i] = make_uint2(0, 0);
+    if (!begins) return;
+    int64_t end = i + 1, step = 1;
+    for (; end < s.k && s.keys[end] == row; end += step)
+        step *= 2;
+    /* keys[end - step] is of the run, keys[end] is not */
+    for (end -= step; step > 1;) {
+        step /= 2;
+        if (end + step < s.k && s.keys[end + step] == row) end += step;
+    }
+    const uint32_t hits = (uint32_t)(end + 1 - i);
+    s.runs[BY_ROW ? row : i] = make_uint2(BY_ROW ? (uint32_t)i : row, hits);
+    if (hits <= CHUNK) return;
+    const uint64_t at = atomicAdd(s.counts, 1ull << 32 | ((hits - 1) / CHUNK + 1));
+    s.longs[at >> 32] = {row, (uint32_t)i, hits, (uint32_t)at};
 }
 
-/* What many wide rows with few hits have in the place of a sorted list: hits that arrive at a row take its slots in any order, and
- * the row's owner sorts them. Those that find none are late. A launch beside that of the owners puts late rows in order: its shared
- * memory would take the cache that the owners stream through. It has blocks for a quarter of the multiprocessors of an H100, and
- * leaves the others room (tl_wait_for_earlier). */
-constexpr uint32_t SLOTS = 32; /* of a row: those of a warp */
-constexpr uint32_t SLOT_HITS = 1 << 16, LATE_BLOCKS = 33, LATE_THREADS = 1024, LATE_TOGETHER = 8, AT_ONCE_LATE = 8;
-/* Elements that are read and written in the time of a launch or two; and rows for each hit, of more than which slots of rows of few
- * columns are mostly empty. */
-constexpr int64_t SLOT_VALUES = (int64_t)1 << 22, SLOT_ROWS = 4;
-
-struct row_slots {
-    uint32_t *late; /* late hits, late rows, places of the list that are taken: three counts, then those of every row */
-    uint32_t *slots;  /* SLOTS of every row */
-    uint2 *late_hits; /* row and position */
-    uint32_t *late_rows;
-    uint2 *segments; /* of late rows: begin and end in the list */
-    uint32_t *list;
-
-    __device__ __forceinline__ uint32_t *counts() const { return late + TL_LEFT_LISTS; }
-};
-
-/* A warp's hits of one row arrive together, in their order. */
+/* A thread of the first blocks owns a vector of a row of an array, or of the run that begins at a place, whose row holds the base. The
+ * blocks behind take the chunks of long runs: a thread owns a vector of a chunk of an array. */
+template <class Vector, bool BY_ROW>
 __global__ void __launch_bounds__(THREADS)
-    fill_slots_kernel(row_slots s, const uint32_t *indices, uint32_t k, uint32_t rows)
-{
-    const uint32_t j = blockIdx.x * THREADS + threadIdx.x, lane = threadIdx.x % 32, below = (1u << lane) - 1;
-    const uint32_t row = j < k ? min(indices[j], rows) : rows, peers = __match_any_sync(~0u, row);
-    const int leader = __ffs((int)peers) - 1;
-    uint32_t place = 0;
-    if (row < rows && (int)lane == leader) place = atomicAdd(s.counts() + row, (uint32_t)__popc(peers));
-    place = __shfl_sync(~0u, place, leader) + __popc(peers & below);
-    const bool late = row < rows && place >= SLOTS;
-    if (row < rows && !late) s.slots[(int64_t)row * SLOTS + place] = j;
-    const uint32_t together = __ballot_sync(~0u, late);
-    if (together == 0) return;
-    const int first = __ffs((int)together) - 1;
-    uint32_t at = 0;
-    if ((int)lane == first) at = atomicAdd(s.late, (uint32_t)__popc(together));
-    at = __shfl_sync(~0u, at, first) + __popc(together & below);
-    if (late) s.late_hits[at] = make_uint2(row, j);
-    if (late && place == SLOTS) s.late_rows[atomicAdd(s.late + 1, 1u)] = row;
-}
-
-/* LATE_BLOCKS blocks take the late rows in turns, LATE_TOGETHER at a time, for which they look through the late hits once. Of a bit
- * for every position of the index list those of a row's hits are set; thread t then writes the positions in the t-th part of the bits,
- * behind those in earlier parts. */
-__global__ void __launch_bounds__(LATE_THREADS, 1) order_late_kernel(Scatter s, row_slots t)
-{
-    constexpr uint32_t WORDS = SLOT_HITS / 32 / LATE_THREADS; /* of a thread */
-    TL_DYNAMIC_SHARED(uint32_t, all_bits);
-    uint32_t (*const bits)[WORDS * LATE_THREADS] = reinterpret_cast<uint32_t (*)[WORDS * LATE_THREADS]>(all_bits);
-    __shared__ uint32_t counts[LATE_THREADS / 32], begin;
-    tl_wait_for_earlier(TL_FIRST);
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, late_hits = t.late[0], late_rows = t.late[1];
-    const auto set = [&](uint32_t i, uint32_t j) { atomicOr(bits[i] + j / 32, 1u << j % 32); };
-    for (uint32_t first = blockIdx.x; first < late_rows; first += LATE_TOGETHER * LATE_BLOCKS) {
-        uint32_t row[LATE_TOGETHER]; /* UINT32_MAX for none */
-        TL_UNROLL_FOR (uint32_t i = 0; i < LATE_TOGETHER; i++) {
-            const uint32_t r = first + i * LATE_BLOCKS;
-            row[i] = r < late_rows ? t.late_rows[r] : UINT32_MAX;
-            for (uint32_t w = threadIdx.x; w < WORDS * LATE_THREADS; w += LATE_THREADS)
-                bits[i][w] = 0;
-        }
-        __syncthreads();
-        TL_UNROLL_FOR (uint32_t i = 0; i < LATE_TOGETHER; i++)
-            if (threadIdx.x < SLOTS && row[i] != UINT32_MAX) set(i, t.slots[(int64_t)row[i] * SLOTS + threadIdx.x]);
-        for (uint32_t h = threadIdx.x; h < late_hits; h += AT_ONCE_LATE * LATE_THREADS) {
-            uint2 hit[AT_ONCE_LATE];
-            TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE_LATE; u++)
-                hit[u] = t.late_hits[min(h + u * LATE_THREADS, late_hits - 1)];
-            TL_UNROLL_FOR (uint32_t u = 0; u < AT_ONCE_LATE; u++)
-                TL_UNROLL_FOR (uint32_t i = 0; i < LATE_TOGETHER; i++)
-                    if (hit[u].x == row[i] && h + u * LATE_THREADS < late_hits) set(i, hit[u].y);
-        }
-        __syncthreads();
-        TL_UNROLL_FOR (uint32_t i = 0; i < LATE_TOGETHER; i++) {
-            if (row[i] == UINT32_MAX) break;
-            const uint32_t hits = t.counts()[row[i]];
-            uint32_t mine = 0;
-            TL_UNROLL_FOR (uint32_t w = 0; w < WORDS; w++)
-                mine += __popc(bits[i][threadIdx.x * WORDS + w]);
-            uint32_t place = tl_sum_to_lane(mine, lane);
-            if (lane == 31) counts[warp] = place;
-            if (threadIdx.x == 0) begin = atomicAdd(t.late + 2, hits);
-            __syncthreads();
-            place += begin - mine;
-            for (uint32_t w = 0; w < warp; w++)
-                place += counts[w];
-            for (uint32_t w = 0; w < WORDS; w++)
-                for (uint32_t left = bits[i][threadIdx.x * WORDS + w]; left; left &= left - 1)
-                    t.list[place++] = (threadIdx.x * WORDS + w) * 32 + __ffs((int)left) - 1;
-            if (threadIdx.x == 0) {
-                t.segments[row[i]] = make_uint2(begin, begin + hits);
-                leave_wide(s, row[i], hits);
-            }
-            __syncthreads();
-        }
-    }
-}
-
-/* The hit of the lane's rank among those of the first `hits` lanes, which differ. */
-__device__ __forceinline__ uint32_t sort_hits(uint32_t mine, uint32_t hits)
-{
-    uint32_t rank = 0, sorted = mine;
-    if (hits < 2) return mine;
-    for (uint32_t l = 0; l < hits; l++)
-        rank += __shfl_sync(~0u, mine, l) < mine;
-    for (uint32_t l = 0; l < hits; l++) {
-        const uint32_t hit = __shfl_sync(~0u, mine, l);
-        if (__shfl_sync(~0u, rank, l) == threadIdx.x % 32) sorted = hit;
-    }
-    return sorted;
-}
-
-/* A warp owns 128·GROUPS columns of one row of an array; consecutive warps own consecutive pieces of the output. The row of the
- * input is on its way while the warp finds its hits. Up to TL_MANY of them end up one per lane, in order. N hits at
- * a time are loaded: most rows have one or two, and fewer registers leave room for more warps. */
-template <bool VECTORS, int GROUPS, bool BY_SLOTS>
-__device__ __forceinline__ void own_wide(const Scatter &s, const row_slots &t, const tl_fastdiv &pieces,
-                                         const tl_fastdiv &rows, int64_t unit)
-{
-    const uint32_t lane = threadIdx.x % 32;
-    uint32_t piece, row;
-    const uint32_t outer_row = pieces.divmod((uint32_t)unit, &piece), first = piece * (128 * GROUPS);
-    const uint32_t o = rows.divmod(outer_row, &row);
-    const int64_t at = (int64_t)outer_row * s.cols;
-    const uint2 segment = BY_SLOTS ? make_uint2(0, t.counts()[row]) : s.segments[row];
-    float4 sum[GROUPS];
-    TL_UNROLL_FOR (int q = 0; q < GROUPS; q++) {
-        sum[q] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (s.base) sum[q] = tl_load_group<VECTORS>(s.base + at, first + 128 * q, s.cols);
-    }
-    const uint32_t hits = segment.y - segment.x;
-    if (hits > (BY_SLOTS ? SLOTS : TL_MANY)) {
-        if (!BY_SLOTS && piece == 0 && o == 0 && lane == 0) leave_wide(s, row, hits);
-        return;
-    }
-    const uint32_t *const list = BY_SLOTS ? t.slots + (int64_t)row * SLOTS : s.hits.list + segment.x;
-    uint32_t mine = lane < hits ? list[lane] : UINT32_MAX;
-    if constexpr (BY_SLOTS) mine = sort_hits(mine, hits);
-    const float *const values = s.hits.values + (int64_t)o * s.k * s.cols;
-    constexpr int N = GROUPS == 1 ? 4 : 2;
-    for (uint32_t i = 0; i < hits; i += N) {
-        uint32_t p[N];
-        TL_UNROLL_FOR (int e = 0; e < N; e++)
-            p[e] = __shfl_sync(~0u, mine, i + e);
-        tl_add_hits<VECTORS>(sum, values, s.cols, p, min(hits - i, (uint32_t)N), first, s.cols);
-    }
-    TL_UNROLL_FOR (int q = 0; q < GROUPS; q++)
-        tl_store_group<VECTORS>(s.out + at, first + 128 * q, s.cols, sum[q]);
-}
-
-/* Blocks of a multiprocessor, by the registers that their loads take. */
-constexpr int wide_blocks(bool vectors, int groups) { return groups > 2 ? 4 : vectors ? 6 : 5; }
-
-template <bool VECTORS, int GROUPS, bool BY_SLOTS>
-__global__ void __launch_bounds__(THREADS, wide_blocks(VECTORS, GROUPS))
-    scatter_wide_kernel(Scatter s, row_slots t, tl_fastdiv pieces, tl_fastdiv rows, int64_t units)
-{
-    constexpr tl_order ORDER = BY_SLOTS ? TL_BESIDE : TL_AFTER; /* beside the late rows */
-    tl_wait_for_earlier(ORDER);
-    const int64_t unit = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    if (unit < units) own_wide<VECTORS, GROUPS, BY_SLOTS>(s, t, pieces, rows, unit);
-    tl_wait_at_end(ORDER);
-}
-
-/* ---- rare hits ------------------------------------------------------------------------------------------------------- */
-
-/* Of an output whose copy, of more than 130 us, is faster by more than a launch as one of the driver than in tiles: hits that a warp
- * sees at once, and rows for each of them. */
-constexpr int64_t RARE_HITS = 32, RARE_ROWS = 64, RARE_COPY = (int64_t)1 << 26;
-constexpr int RARE_AT_ONCE = 8;
-
-/* The output holds the base. Blocks of the first hit of a row add all of the row's, a thread for each column. */
-__global__ void __launch_bounds__(THREADS) add_rare_kernel(Scatter s, const uint32_t *indices, tl_fastdiv pieces)
+    add_runs_kernel(scatter s, tl_fastdiv vectors, tl_fastdiv owners, uint32_t owner_blocks)
 {
     tl_wait_for_earlier();
-    const uint32_t lane = threadIdx.x % 32, index = lane < s.k ? indices[lane] : UINT32_MAX;
-    uint32_t piece;
-    const uint32_t j = pieces.divmod(blockIdx.x, &piece), row = __shfl_sync(~0u, index, j);
-    const uint32_t col = piece * THREADS + threadIdx.x;
-    uint32_t left = __ballot_sync(~0u, index == row);
-    if (row >= s.rows || (left & ((1u << j) - 1)) || col >= s.cols) return;
-    const int64_t element = (int64_t)row * s.cols + col;
-    float sum = s.out[element];
-    while (left) {
-        float v[RARE_AT_ONCE]; /* -0 changes no sum */
-        TL_UNROLL_FOR (int e = 0; e < RARE_AT_ONCE; e++) {
-            v[e] = -0.0f;
-            if (left) v[e] = s.hits.value(__ffs((int)left) - 1, col);
-            left &= left - 1;
+    const int64_t cols = vectors.divisor;
+    const auto sum_hits = [&](uint32_t begin, uint32_t hits, uint32_t o, uint32_t c) {
+        const Vector *const column = reinterpret_cast<const Vector *>(s.values) + (int64_t)o * s.k * cols + c;
+        const uint32_t *const list = s.positions + begin;
+        return sum_chunk<Vector>(hits, [&](uint32_t i) { return column[list[i] * cols]; });
+    };
+    uint32_t c, u;
+    if (blockIdx.x < owner_blocks) {
+        const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+        if (t >= (int64_t)s.outer * owners.divisor * cols) return;
+        const uint32_t o = owners.divmod(vectors.divmod((uint32_t)t, &c), &u);
+        const uint2 run = s.runs[u];
+        if (run.y > CHUNK || (!BY_ROW && run.y == 0)) return;
+        const int64_t element = ((int64_t)o * s.rows + (BY_ROW ? u : run.x)) * cols + c;
+        Vector sum{};
+        if (s.base) sum = reinterpret_cast<const Vector *>(s.base)[element];
+        if (run.y) {
+            const Vector hits = sum_hits(BY_ROW ? run.x : u, run.y, o, c);
+            sum = s.base ? add(sum, hits) : hits;
         }
-        TL_UNROLL_FOR (int e = 0; e < RARE_AT_ONCE; e++)
-            sum += v[e];
+        reinterpret_cast<Vector *>(s.out)[element] = sum;
+        return;
     }
-    s.out[element] = sum;
+    const uint64_t counts = *s.counts;
+    const int64_t units = (int64_t)(uint32_t)counts * s.outer * cols;
+    for (int64_t t = (int64_t)(blockIdx.x - owner_blocks) * THREADS + threadIdx.x; t < units;
+         t += (int64_t)(gridDim.x - owner_blocks) * THREADS) {
+        const uint32_t of_all = vectors.divmod((uint32_t)t, &c), chunk = of_all / s.outer, o = of_all % s.outer;
+        uint32_t at = 0;
+        for (uint32_t more = (uint32_t)(counts >> 32);
+             more > 1;) { /* the last run whose first chunk is not behind this one */
+            const uint32_t half = more / 2;
+            if (s.longs[at + half].chunk <= chunk) at += half;
+            more -= half;
+        }
+        const long_run run = s.longs[at];
+        const uint32_t before = (chunk - run.chunk) * CHUNK;
+        reinterpret_cast<Vector *>(s.totals)[t] = sum_hits(run.begin + before, min(run.hits - before, CHUNK), o, c);
+    }
 }
 
-/* ---- launching ------------------------------------------------------------------------------------------------------- */
-
-template <bool VECTORS, int GROUPS, bool BY_SLOTS>
-int32_t launch_wide(tl_context *ctx, const char *name, const Scatter &s, const row_slots &t)
+/* A block owns 32 vectors of a long run of an array: a warp adds a chunk of the totals, which takes the place of one of those that have
+ * been added, until one is left. */
+template <class Vector>
+__global__ void __launch_bounds__(32 * JOIN_WARPS) join_chunks_kernel(scatter s, tl_fastdiv vectors)
 {
-    const int64_t pieces = tl_ceil_div(s.cols, 128 * GROUPS), units = (int64_t)s.outer * s.rows * pieces;
-    return tl_launch_ahead(ctx, name, scatter_wide_kernel<VECTORS, GROUPS, BY_SLOTS>, tl_grid(units, THREADS / 32),
-                           THREADS, 0, s, t, tl_fastdiv(pieces), tl_fastdiv(s.rows), units);
+    tl_wait_for_earlier();
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, cols = vectors.divisor, strips = (cols + 31) / 32;
+    const int64_t units = (int64_t)(*s.counts >> 32) * s.outer * strips, stride = (int64_t)s.outer * cols;
+    for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+        const long_run run = s.longs[unit / strips / s.outer];
+        const uint32_t o = (uint32_t)(unit / strips % s.outer), c = (uint32_t)(unit % strips) * 32 + lane;
+        Vector *const totals = reinterpret_cast<Vector *>(s.totals) + run.chunk * stride + (int64_t)o * cols + c;
+        Vector sum{};
+        for (uint32_t count = (run.hits - 1) / CHUNK + 1; count > 1; count = (count - 1) / CHUNK + 1) {
+            for (uint32_t first = 0; first < count; first += JOIN_WARPS * CHUNK) {
+                const uint32_t begin = first + warp * CHUNK;
+                const bool has_chunk = begin < count && c < cols;
+                if (has_chunk)
+                    sum = sum_chunk<Vector>(min(count - begin, CHUNK),
+                                            [&](uint32_t i) { return totals[(begin + i) * stride]; });
+                __syncthreads();
+                if (has_chunk) totals[begin / CHUNK * stride] = sum;
+                __syncthreads();
+            }
+        }
+        if (warp > 0 || c >= cols) continue;
+        const int64_t element = ((int64_t)o * s.rows + run.row) * cols + c;
+        sum = totals[0];
+        if (s.base) sum = add(reinterpret_cast<const Vector *>(s.base)[element], sum);
+        reinterpret_cast<Vector *>(s.out)[element] = sum;
+    }
 }
 
-/* The owners of wide rows, and behind them the runs that they leave. */
-template <bool BY_SLOTS> int32_t launch_owners(tl_context *ctx, const char *name, const Scatter &s, const row_slots &t)
+template <class Vector, bool BY_ROW>
+int32_t launch_runs(tl_context *ctx, const char *name, const scatter &s, int64_t cols)
 {
-    const bool vectors = s.cols % 4 == 0 && tl_aligned4(s.base) && tl_aligned4(s.hits.values) && tl_aligned4(s.out);
-    /* Pieces of three groups where they leave fewer columns of the last piece empty. */
-    const bool three = 3 * tl_ceil_div(s.cols, 384) < 2 * tl_ceil_div(s.cols, 256);
-    const auto launch = s.cols <= 128 ? vectors ? launch_wide<true, 1, BY_SLOTS> : launch_wide<false, 1, BY_SLOTS>
-                        : three       ? vectors ? launch_wide<true, 3, BY_SLOTS> : launch_wide<false, 3, BY_SLOTS>
-                        : vectors     ? launch_wide<true, 2, BY_SLOTS>
-                                      : launch_wide<false, 2, BY_SLOTS>;
-    TL_TRY(launch(ctx, name, s, t));
-    return tl_launch_ahead(ctx, name, add_wide_runs_kernel, WIDE_BLOCKS, TL_LONG_THREADS, 0, s);
+    const int64_t vectors = cols * sizeof(float) / sizeof(Vector), owners = BY_ROW ? s.rows : s.k;
+    const unsigned blocks = tl_grid((int64_t)s.outer * owners * vectors, THREADS),
+                   more = s.k > CHUNK ? BLOCKS_PER_SM * tl_cuda_sms(ctx) : 0;
+    TL_TRY(tl_launch_ahead(ctx, name, find_runs_kernel<BY_ROW>, tl_grid(s.k, THREADS), THREADS, 0, s));
+    TL_TRY(tl_launch_ahead(ctx, name, add_runs_kernel<Vector, BY_ROW>, blocks + more, THREADS, 0, s,
+                           tl_fastdiv(vectors), tl_fastdiv(owners), blocks));
+    return tl_launch_ahead(ctx, name, join_chunks_kernel<Vector>, tl_cuda_sms(ctx), 32 * JOIN_WARPS, 0, s,
+                           tl_fastdiv(vectors));
 }
 
-bool slots_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
-{
-    if (cols < 32 || rows >= UINT32_MAX) return false;
-    /* Of rows that a warp does not fill, lists that tiles sort as fast are theirs, and slots would take more memory than many rows. */
-    if (cols < 128 && (k <= TL_TILE_INDICES || rows > SLOT_ROWS * k)) return false;
-    if (k >= rows && k > TILED_FEW && k <= TL_TILE_INDICES)
-        return k <= rows * (SLOTS / 4) || (k <= rows * (SLOTS / 2) && outer * k * cols >= TILE_SORTS);
-    /* Tiles copy rows without a hit faster, and of few hits no row has many. */
-    if (k <= TILED_FEW && 4 * k < rows) return false;
-    const int64_t total = outer * rows * cols;
-    if (k <= TILED_WIDE && total >= TL_SMALL_TABLE && total < SLOT_VALUES && outer * k * cols <= THIN_VALUES)
-        return false;
-    return k <= SLOT_HITS && k <= rows * (SLOTS / 4) && outer * (k + 2 * rows) * cols >= SLOT_VALUES;
-}
-
-int32_t scatter_by_slots(tl_context *ctx, const char *name, const float *base, const float *values,
-                         const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out)
-{
-    /* Scratch: what is cleared, the lists of the last launch and the counts; then slots and all that is for late hits. */
-    const int64_t most_late = k / SLOTS + 1, lists = tl_ceil_div(TL_LEFT_LISTS + most_late, 64) * 64,
-                  counts = tl_ceil_div(TL_LEFT_LISTS + rows, 64) * 64;
-    tl_scratch<uint32_t> scratch(ctx);
-    TL_TRY(scratch.allocate(lists + counts + rows * (SLOTS + 2) + 3 * k + most_late));
-    TL_CUDA_TRY(ctx, cudaMemsetAsync(scratch, 0, (size_t)(lists + counts) * sizeof(uint32_t), tl_cuda_stream(ctx)));
-    row_slots t = {scratch + lists};
-    t.slots = t.late + counts;
-    t.segments = reinterpret_cast<uint2 *>(t.slots + rows * SLOTS);
-    t.late_hits = t.segments + rows;
-    t.list = reinterpret_cast<uint32_t *>(t.late_hits + k);
-    t.late_rows = t.list + k;
-    Scatter s = {};
-    s.base = base, s.out = out, s.segments = t.segments;
-    s.hits = {t.list, UINT32_MAX, values, (uint32_t)cols};
-    s.left = {scratch, scratch + lists};
-    s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k, s.outer = (uint32_t)outer;
-    constexpr size_t late_bits = LATE_TOGETHER * SLOT_HITS / 8;
-    TL_TRY(tl_launch(ctx, name, fill_slots_kernel, tl_grid(k, THREADS), THREADS, t, indices, s.k, s.rows));
-    TL_TRY(tl_allow_shared(ctx, order_late_kernel, late_bits));
-    TL_TRY(tl_launch_ahead(ctx, name, order_late_kernel, LATE_BLOCKS, LATE_THREADS, late_bits, s, t));
-    return launch_owners<true>(ctx, name, s, t);
-}
-
-int index_bits(uint32_t rows)
-{
-    int bits = 0;
-    while (bits < 32 && rows >> bits)
-        bits++;
-    return bits;
-}
-
-/* The result of no hit: the input, or 0. */
 int32_t copy_base(tl_context *ctx, const float *base, int64_t total, float *out)
 {
     return base ? tl_cuda_copy(tl_context_cuda(ctx), out, base, (size_t)total * sizeof *out)
                 : tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, total);
 }
 
-/* Scratch: the lists, the table of a wide row's runs, then k words each of keys and of what is sorted with them, before (for CUB)
- * and after, then CUB's own. With one column the values themselves are sorted: the sort is stable, so they arrive in index order,
- * side by side. */
-int32_t scatter_sorted(tl_context *ctx, const char *name, const float *base, const float *values,
-                       const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out)
+int32_t scatter_short_lists(tl_context *ctx, const char *name, const float *base, const float *values,
+                            const uint32_t *indices, int64_t outer, int64_t n, int64_t inner, int64_t io, int64_t k,
+                            int64_t ii, bool aligned, float *out)
 {
-    cudaStream_t stream = tl_cuda_stream(ctx);
-    const bool by_value = cols == 1, wide = cols >= 32, few = k <= TL_SORTED_HITS && rows < UINT32_MAX;
-    const int64_t lists = tl_ceil_div(tl_left_runs::words(k), 64) * 64,
-                  table = wide ? tl_ceil_div(rows * 2, 64) * 64 : 0;
-    const int64_t run = tl_ceil_div(k, 64) * 64, words = lists + table + run * (few ? 2 : by_value ? 3 : 4);
-    const int bits = index_bits((uint32_t)rows);
-    size_t own = 0;
-    const uint32_t *none = nullptr;
-    uint32_t *nowhere = nullptr;
-    if (!few)
-        TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(nullptr, own, none, nowhere, none, nowhere, (uint32_t)k, 0,
-                                                         bits, stream));
-    tl_scratch<uint32_t> scratch(ctx);
-    TL_TRY(scratch.allocate(words + (int64_t)((own + sizeof(uint32_t) - 1) / sizeof(uint32_t))));
-    uint2 *const segments = reinterpret_cast<uint2 *>(scratch + lists);
-    uint32_t *const sorted_keys = scratch + lists + table, *const grouped = sorted_keys + run;
-    Scatter s = {};
-    s.base = base, s.out = out, s.keys = sorted_keys, s.segments = segments;
-    s.hits = {grouped, UINT32_MAX, by_value ? nullptr : values, (uint32_t)cols};
-    s.left = {scratch, scratch + lists};
-    s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k, s.outer = (uint32_t)outer;
-
-    const unsigned grid = tl_grid(k, THREADS);
-    if (few) { /* the same launches clear the table, or copy narrow rows */
-        tl_hit_sort sort = {indices, s.k, s.rows, sorted_keys, grouped, by_value ? values : nullptr, s.left};
-        sort.base = wide ? nullptr : base, sort.out = wide ? reinterpret_cast<float *>(segments) : out;
-        sort.copied = wide ? table : rows * cols;
-        sort.aligned = tl_aligned4(sort.base) && tl_aligned4(sort.out);
-        TL_TRY(tl_sort_hits(ctx, name, sort));
-    } else {
-        uint32_t *const keys = grouped + run, *const positions = by_value ? nullptr : keys + run;
-        TL_TRY(
-            tl_launch(ctx, name, make_keys_kernel, grid, THREADS, indices, s.k, s.rows, keys, positions, s.left.front));
-        TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(scratch + words, own, (const uint32_t *)keys, sorted_keys,
-                                                         by_value ? (const uint32_t *)values : positions, grouped, s.k,
-                                                         0, bits, stream));
-        if (wide)
-            TL_CUDA_TRY(ctx, cudaMemsetAsync(segments, 0, (size_t)table * sizeof(uint32_t), stream));
-        else
-            TL_TRY(copy_base(ctx, base, rows * cols, out));
-    }
-    if (wide) {
-        TL_TRY(tl_launch_ahead(ctx, name, find_segments_kernel, grid, THREADS, 0, sorted_keys, s.k, s.rows, segments));
-        return launch_owners<false>(ctx, name, s, {});
-    }
-    if (!(few && by_value)) /* else the sort has added them */
-        TL_TRY(tl_launch_ahead(ctx, name, scatter_narrow_kernel, tl_grid(k * cols, THREADS), THREADS, 0, s,
-                               tl_fastdiv(cols), k * cols));
-    return tl_launch_ahead(ctx, name, add_narrow_runs_kernel, NARROW_BLOCKS, TL_LONG_THREADS, 0, s);
-}
-
-int32_t scatter_rare(tl_context *ctx, const char *name, const float *base, const float *values, const uint32_t *indices,
-                     int64_t rows, int64_t cols, int64_t k, float *out)
-{
-    Scatter s = {};
-    s.out = out, s.hits = {nullptr, UINT32_MAX, values, (uint32_t)cols};
-    s.rows = (uint32_t)rows, s.cols = (uint32_t)cols, s.k = (uint32_t)k;
-    const int64_t pieces = tl_ceil_div(cols, THREADS);
-    TL_TRY(copy_base(ctx, base, rows * cols, out));
-    return tl_launch_ahead(ctx, name, add_rare_kernel, (unsigned)(k * pieces), THREADS, 0, s, indices,
-                           tl_fastdiv(pieces));
-}
-
-/* Tiles of wide rows serve one long run after the other, and wait for one value after the other. */
-bool tiles_serve(int64_t outer, int64_t rows, int64_t cols, int64_t k)
-{
-    const bool narrow_tiles = cols <= 8 || outer * rows * cols < TL_SMALL_TABLE;
-    return k <= (narrow_tiles || cols < 32 ? TL_TILE_INDICES : TILED_WIDE) &&
-           (cols < 32 || outer * k * cols <= TILED_VALUES);
+    TL_TRY(copy_base(ctx, base, outer * n * inner, out));
+    const bool vectors = aligned && ii == 1;
+    const int64_t columns = vectors ? inner / 4 : inner, total = outer * k * columns;
+    const auto at = tl_axis_indices::make(indices, n, columns, io, k, ii);
+    if (vectors)
+        return tl_launch_ahead(ctx, name, add_short_lists_kernel<float4>, tl_grid(total, THREADS), THREADS, 0,
+                               (const float4 *)values, at, (const float4 *)base, (float4 *)out, total);
+    return tl_launch_ahead(ctx, name, add_short_lists_kernel<float>, tl_grid(total, THREADS), THREADS, 0, values, at,
+                           base, out, total);
 }
 
 } /* namespace */
 
-int32_t tl_scatter_rows(tl_context *ctx, const char *name, const float *base, const float *values,
-                        const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
+int32_t tl_scatter(tl_context *ctx, const char *name, const float *base, const float *values, const uint32_t *indices,
+                   int64_t outer, int64_t n, int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
 {
-    if (k == 0 || rows * cols == 0) return copy_base(ctx, base, rows * cols, out);
-    tl_scratch<uint32_t> staged(ctx);
-    TL_TRY(staged.stage(indices, k));
-    if (base && k <= RARE_HITS && rows >= RARE_ROWS * k && rows * cols >= RARE_COPY)
-        return scatter_rare(ctx, name, base, values, staged, rows, cols, k, out);
-    if (tl_strips_serve(1, rows, cols, k))
-        return tl_scatter_strips(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
-    /* Slots are five launches, which take longer to launch than so few values to add. */
-    const bool slots = slots_serve(1, rows, cols, k);
-    if (slots && tl_axis_holds(1, rows, cols, k) && tl_few_wide(1, rows, cols, k))
-        return tl_scatter_axis(ctx, name, base, values, staged, 1, rows, cols, k, out);
-    if (tl_buckets_serve_rows(rows, cols, k))
-        return tl_scatter_buckets(ctx, name, base, values, staged, rows, cols, k, out);
-    if (tl_axis_serves(1, rows, cols, k) || (tl_rare_wide(1, rows, cols, k) && tl_axis_holds(1, rows, cols, k)))
-        return tl_scatter_axis(ctx, name, base, values, staged, 1, rows, cols, k, out);
-    /* Of a vector each of many tiles would look through a long list. */
-    const bool few = cols == 1 && k > TILED_VECTOR && tl_few_serve(rows, cols, k);
-    if (!slots && !few && tiles_serve(1, rows, cols, k))
-        return tl_scatter_tiles(ctx, name, base, values, staged, 1, rows, cols, k, false, out);
-    if (slots) return scatter_by_slots(ctx, name, base, values, staged, 1, rows, cols, k, out);
-    if (tl_few_serve(rows, cols, k) && !tl_lone_rows(rows, cols, k))
-        return tl_scatter_few(ctx, name, base, values, staged, rows, cols, k, out);
-    if (tl_buckets_serve(rows, cols, k)) return tl_scatter_buckets(ctx, name, base, values, staged, rows, cols, k, out);
-    return tl_axis_holds(1, rows, cols, k) ? tl_scatter_axis(ctx, name, base, values, staged, 1, rows, cols, k, out)
-                                           : scatter_sorted(ctx, name, base, values, staged, 1, rows, cols, k, out);
-}
+    if (outer * n * inner == 0) return TORCHLEAN_OK;
+    if (k == 0) return copy_base(ctx, base, outer * n * inner, out);
+    const bool aligned = inner % 4 == 0 && tl_aligned4(base) && tl_aligned4(values) && tl_aligned4(out);
+    /* One list for all arrays, or one of all their rows, or elements. */
+    const bool shared = io == 1 && ii == 1;
+    const int64_t arrays = shared ? outer : 1, rows = shared ? n : outer * n * ii, cols = inner / ii,
+                  hits = shared ? k : outer * k * ii;
+    const enum tl_scatter_algorithm algorithm = tl_select_scatter(rows, k, hits);
+    if (algorithm == TL_SCATTER_SHORT)
+        return scatter_short_lists(ctx, name, base, values, indices, outer, n, inner, io, k, ii, aligned, out);
+    const bool few = hits <= TL_SORTED_HITS && rows < UINT32_MAX, by_row = algorithm == TL_SCATTER_ROWS,
+               vectors = aligned && ii == 1;
+    const uint32_t bits = 32 - (uint32_t)__builtin_clz((uint32_t)rows);
+    size_t own = 0;
+    if (!few)
+        TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(nullptr, own, (const uint32_t *)nullptr, (uint32_t *)nullptr,
+                                                         (const uint32_t *)nullptr, (uint32_t *)nullptr, (uint32_t)hits,
+                                                         0, (int)bits, tl_cuda_stream(ctx)));
+    int64_t words = 0; /* of one piece of scratch, whose parts begin at multiples of 256 bytes */
+    const auto part = [&](int64_t count) {
+        return (words += tl_ceil_div(count, 64) * 64) - tl_ceil_div(count, 64) * 64;
+    };
+    const int64_t counts = part(2), longs = part(4 * (hits / CHUNK + 1)), keys = part(hits), positions = part(hits),
+                  runs = part(2 * (by_row ? rows : hits)), totals = part((hits / (CHUNK / 2) + 1) * arrays * cols),
+                  unsorted = part(few && shared ? 0 : hits), places = part(few ? 0 : hits),
+                  of_cub = part((int64_t)(own / sizeof(uint32_t)) + 1);
+    tl_scratch<uint32_t> scratch(ctx);
+    TL_TRY(scratch.allocate(words));
+    scatter s = {base, values, out, scratch + keys, scratch + positions};
+    s.runs = reinterpret_cast<uint2 *>(scratch + runs), s.longs = reinterpret_cast<long_run *>(scratch + longs);
+    s.counts = reinterpret_cast<unsigned long long *>(scratch + counts);
+    s.totals = reinterpret_cast<float *>(scratch + totals);
+    s.rows = (uint32_t)rows, s.k = (uint32_t)hits, s.outer = (uint32_t)arrays;
 
-int32_t tl_scatter_shared(tl_context *ctx, const char *name, const float *base, const float *values,
-                          const uint32_t *indices, int64_t outer, int64_t rows, int64_t cols, int64_t k, float *out)
-{
-    if (outer * rows * cols == 0) return TORCHLEAN_OK;
-    if (tl_strips_serve(outer, rows, cols, k))
-        return tl_scatter_strips(ctx, name, base, values, indices, outer, rows, cols, k, false, out);
-    const bool slots = slots_serve(outer, rows, cols, k);
-    const bool copied = tl_rare_wide(outer, rows, cols, k) || (!slots && tl_many_wide(outer, rows, cols, k));
-    if (copied && tl_axis_holds(outer, rows, cols, k))
-        return tl_scatter_axis(ctx, name, base, values, indices, outer, rows, cols, k, out);
-    const bool tiles = tiles_serve(outer, rows, cols, k) || (k <= rows && k <= TL_TILE_INDICES);
-    if (!slots && tiles) return tl_scatter_tiles(ctx, name, base, values, indices, outer, rows, cols, k, false, out);
-    if (slots) return scatter_by_slots(ctx, name, base, values, indices, outer, rows, cols, k, out);
-    return tl_axis_holds(outer, rows, cols, k)
-               ? tl_scatter_axis(ctx, name, base, values, indices, outer, rows, cols, k, out)
-               : scatter_sorted(ctx, name, base, values, indices, outer, rows, cols, k, out);
+    if (!few || !shared)
+        TL_TRY(tl_launch(ctx, name, make_keys_kernel, tl_grid(hits, THREADS), THREADS,
+                         tl_axis_indices::make(indices, n, ii, io, shared ? hits : k, ii), s.rows, scratch + unsorted,
+                         few ? (uint32_t *)nullptr : scratch + places, s.counts, hits));
+    /* The table of rows that have no run, or the base, is written meanwhile. */
+    float *const written = by_row ? reinterpret_cast<float *>(s.runs) : out;
+    const float *const copied = by_row ? nullptr : base;
+    const int64_t size = by_row ? 2 * rows : outer * n * inner;
+    if (few) {
+        TL_TRY(tl_sort_hits(ctx, name,
+                            {shared ? indices : scratch + unsorted, s.k, s.rows, scratch + keys, scratch + positions,
+                             s.counts, copied, written, size}));
+    } else {
+        TL_TRY(copy_base(ctx, copied, size, written));
+        TL_CUDA_TRY(ctx, cub::DeviceRadixSort::SortPairs(scratch + of_cub, own, (const uint32_t *)(scratch + unsorted),
+                                                         scratch + keys, (const uint32_t *)(scratch + places),
+                                                         scratch + positions, s.k, 0, (int)bits, tl_cuda_stream(ctx)));
+    }
+    const auto launch = vectors  ? by_row ? launch_runs<float4, true> : launch_runs<float4, false>
+                        : by_row ? launch_runs<float, true>
+                                 : launch_runs<float, false>;
+    return launch(ctx, name, s, cols);
 }

@@ -6,9 +6,7 @@
  * also says how many hits lie before in the sorted list, and sorts its hits. A row that holds several splitters is no block's
  * alone: its hits lie in order in the chunks, and the blocks of these splitters copy them.
  *
- * Rows of one column are summed at once, from shared memory.
- *
- * Further blocks of the first launch copy the base to the output. */
+ * A list of one chunk takes one launch. Further blocks of the first launch copy an array. */
 #include "cuda/device/vector.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
@@ -19,36 +17,43 @@ namespace {
 
 constexpr int THREADS = 256;
 constexpr int POSITION_BITS = 17; /* of a word: the row, then the position */
-constexpr uint32_t CHUNK = TL_SORT_CHUNK, MOST_CHUNKS = TL_SORTED_HITS / CHUNK, CHUNK_ITEMS = CHUNK / THREADS;
+constexpr uint32_t CHUNK = 2048, MAX_CHUNKS = TL_SORTED_HITS / CHUNK, CHUNK_ITEMS = CHUNK / THREADS;
 constexpr uint32_t GAP = 64; /* from a sample of a chunk to the next */
-constexpr uint32_t CHUNK_SAMPLES = CHUNK / GAP, SAMPLE_ITEMS = MOST_CHUNKS * CHUNK_SAMPLES / THREADS;
+constexpr uint32_t CHUNK_SAMPLES = CHUNK / GAP, SAMPLE_ITEMS = MAX_CHUNKS * CHUNK_SAMPLES / THREADS;
 constexpr uint32_t STEP = 8; /* samples from a splitter to the next: 512 hits, if no chunk is unlike the others */
-constexpr int FEW_ITEMS = 4, MOST_ITEMS = 20; /* hits of a thread of a tile */
-constexpr uint32_t COPIED = 32 * THREADS;     /* elements of the base that a block copies */
-static_assert(TL_SORTED_HITS == 1 << POSITION_BITS && TL_SORT_TILES == MOST_CHUNKS * CHUNK_SAMPLES / STEP &&
-              TL_SORT_TILES <= THREADS && 3 * MOST_CHUNKS <= THREADS && MOST_CHUNKS == 2 * 32);
+constexpr uint32_t TILES = MAX_CHUNKS * CHUNK_SAMPLES / STEP; /* blocks of the second launch */
+constexpr int FEW_ITEMS = 4, MAX_ITEMS = 20;                  /* hits of a thread of a tile */
+constexpr uint32_t COPIED = 32 * THREADS;                     /* elements of the base that a block copies */
+static_assert(TL_SORTED_HITS == 1 << POSITION_BITS && TILES <= THREADS && 3 * MAX_CHUNKS <= THREADS &&
+              MAX_CHUNKS == 2 * 32);
 /* Between two splitters that differ lie 2·STEP - 1 samples at most, those that equal the first among them, and in every chunk the
  * hits of a gap for each, and of one more. */
-static_assert((2 * STEP - 1) * GAP + MOST_CHUNKS * (GAP - 1) <= MOST_ITEMS * THREADS);
+static_assert((2 * STEP - 1) * GAP + MAX_CHUNKS * (GAP - 1) <= MAX_ITEMS * THREADS);
 
 __device__ __forceinline__ uint32_t row_of(uint64_t word) { return (uint32_t)(word >> POSITION_BITS); }
 
-/* out[i] = base[i], or +0 without a base, for the block's share of `total` elements. */
-__device__ __forceinline__ void copy_share(const float *base, float *out, int64_t total, uint32_t share, bool aligned)
+/* The block's share of the copied array. */
+__device__ __forceinline__ void copy_share(const tl_hit_sort &s, uint32_t share)
 {
     const int64_t from = (int64_t)share * COPIED;
-    if (aligned && from + COPIED <= total) {
-        float4 v[COPIED / (4 * THREADS)];
-        TL_UNROLL_FOR (uint32_t u = 0; u < COPIED / (4 * THREADS); u++) {
-            v[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (base) v[u] = tl_load4(base + from + 4 * (u * THREADS + threadIdx.x));
-        }
+    if (tl_aligned4(s.base) && tl_aligned4(s.out) && from + COPIED <= s.copied) {
+        float4 v[COPIED / (4 * THREADS)] = {};
         TL_UNROLL_FOR (uint32_t u = 0; u < COPIED / (4 * THREADS); u++)
-            tl_store4(out + from + 4 * (u * THREADS + threadIdx.x), v[u]);
+            if (s.base) v[u] = tl_load4(s.base + from + 4 * (u * THREADS + threadIdx.x));
+        TL_UNROLL_FOR (uint32_t u = 0; u < COPIED / (4 * THREADS); u++)
+            tl_store4(s.out + from + 4 * (u * THREADS + threadIdx.x), v[u]);
         return;
     }
     for (uint32_t i = threadIdx.x; i < COPIED; i += THREADS)
-        if (from + i < total) out[from + i] = base ? base[from + i] : 0.0f;
+        if (from + i < s.copied) s.out[from + i] = s.base ? s.base[from + i] : 0.0f;
+}
+
+/* Writes a hit to its place in the sorted list. */
+__device__ __forceinline__ void write_hit(const tl_hit_sort &s, uint32_t place, uint64_t word)
+{
+    if (place >= s.k) return; /* behind the list */
+    s.keys[place] = row_of(word);
+    s.positions[place] = (uint32_t)word & ((1u << POSITION_BITS) - 1);
 }
 
 /* An index to ignore has the row `rows`; so have the places behind the list, whose positions are the greatest. The first sample of
@@ -58,13 +63,13 @@ __global__ void __launch_bounds__(THREADS)
 {
     tl_wait_for_earlier();
     if (blockIdx.x >= chunks) {
-        copy_share(s.base, s.out, s.copied, blockIdx.x - chunks, s.aligned);
+        copy_share(s, blockIdx.x - chunks);
         return;
     }
     using Sort = cub::BlockRadixSort<uint64_t, THREADS, CHUNK_ITEMS>;
     __shared__ typename Sort::TempStorage storage;
     const uint32_t from = blockIdx.x * CHUNK;
-    if (blockIdx.x == 0 && threadIdx.x < TL_LEFT_COUNTS) s.left.front[threadIdx.x] = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *s.cleared = 0;
     uint64_t word[CHUNK_ITEMS];
     TL_UNROLL_FOR (uint32_t i = 0; i < CHUNK_ITEMS; i++) {
         const uint32_t position = from + threadIdx.x * CHUNK_ITEMS + i;
@@ -73,6 +78,10 @@ __global__ void __launch_bounds__(THREADS)
     Sort(storage).SortBlockedToStriped(word, POSITION_BITS, POSITION_BITS + bits);
     TL_UNROLL_FOR (uint32_t i = 0; i < CHUNK_ITEMS; i++) {
         const uint32_t place = i * THREADS + threadIdx.x;
+        if (chunks == 1) {
+            write_hit(s, place, word[i]);
+            continue;
+        }
         words[from + place] = word[i];
         if (place % GAP == blockIdx.x % GAP) samples[blockIdx.x * CHUNK_SAMPLES + place / GAP] = row_of(word[i]);
     }
@@ -105,28 +114,17 @@ __device__ __forceinline__ uint32_t first_of_row(const uint64_t *words, const ui
 
 /* What a block of the second launch shares, but for the room to sort. */
 struct tile {
-    uint32_t splitters[TL_SORT_TILES + 1];
+    uint32_t splitters[TILES + 1];
     uint32_t first, last; /* of the splitters that equal the block's */
     /* In every chunk: where the row of the splitter, the rows of the block alone and the rows behind begin. */
-    uint32_t begin[3][MOST_CHUNKS];
-    uint32_t before;                      /* hits of smaller rows */
-    uint32_t shared_before[MOST_CHUNKS];  /* hits of the row of several splitters in earlier chunks */
-    uint32_t own_before[MOST_CHUNKS + 1]; /* hits of the block's own rows in earlier chunks */
-    uint32_t own_place;                   /* of the first of these in the sorted list */
+    uint32_t begin[3][MAX_CHUNKS];
+    uint32_t before;                     /* hits of smaller rows */
+    uint32_t shared_before[MAX_CHUNKS];  /* hits of the row of several splitters in earlier chunks */
+    uint32_t own_before[MAX_CHUNKS + 1]; /* hits of the block's own rows in earlier chunks */
+    uint32_t own_place;                  /* of the first of these in the sorted list */
 };
 
-/* Writes a hit to its place in the sorted list, and gives out its value, or the bits of its position. */
-__device__ __forceinline__ float write_hit(const tl_hit_sort &s, uint32_t place, uint64_t word)
-{
-    const uint32_t position = (uint32_t)word & ((1u << POSITION_BITS) - 1);
-    if (place >= s.k) return 0.0f; /* behind the list */
-    const float value = s.values ? s.values[position] : __uint_as_float(position);
-    s.keys[place] = row_of(word);
-    s.grouped[place] = __float_as_uint(value);
-    return value;
-}
-
-/* Sorts the block's own hits, of rows from `first` to before `end`, and sums rows of one column. */
+/* Sorts the block's own hits, of rows from `first` to before `end`. */
 template <int ITEMS>
 __device__ __forceinline__ void sort_own(const tl_hit_sort &s, const tile &t, const uint64_t *words, uint32_t chunks,
                                          uint32_t first, uint32_t end, char *room)
@@ -135,7 +133,7 @@ __device__ __forceinline__ void sort_own(const tl_hit_sort &s, const tile &t, co
     const uint32_t hits = t.own_before[chunks];
     const uint64_t origin = (uint64_t)first << POSITION_BITS;
     uint32_t chunk = 0, at[ITEMS];
-    for (uint32_t step = MOST_CHUNKS / 2; step; step /= 2) /* the last chunk with no more hits before it */
+    for (uint32_t step = MAX_CHUNKS / 2; step; step /= 2) /* the last chunk with no more hits before it */
         if (chunk + step < chunks && t.own_before[chunk + step] <= threadIdx.x * ITEMS) chunk += step;
     TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
         const uint32_t hit = threadIdx.x * ITEMS + i;
@@ -150,31 +148,9 @@ __device__ __forceinline__ void sort_own(const tl_hit_sort &s, const tile &t, co
     }
     Sort(*reinterpret_cast<typename Sort::TempStorage *>(room))
         .SortBlockedToStriped(word, POSITION_BITS, POSITION_BITS + 32 - __clz((int)(end - first)));
-    uint32_t *const rows = reinterpret_cast<uint32_t *>(room);
-    float *const values = reinterpret_cast<float *>(room) + ITEMS * THREADS;
-    __syncthreads(); /* the room was the sort's */
     TL_UNROLL_FOR (int i = 0; i < ITEMS; i++) {
         const uint32_t j = i * THREADS + threadIdx.x;
-        if (j < hits) {
-            values[j] = write_hit(s, t.own_place + j, word[i] + origin);
-            rows[j] = row_of(word[i]) + first;
-        }
-    }
-    if (!s.values) return;
-    __syncthreads();
-    /* A thread adds the run that begins at its hit, if one does. */
-    for (uint32_t j = threadIdx.x; j < hits; j += THREADS) {
-        const uint32_t row = rows[j];
-        if (row >= s.rows || (j > 0 && rows[j - 1] == row)) continue;
-        const auto reaches = [&](uint32_t length) { return j + length < hits && rows[j + length] == row; };
-        if (reaches(TL_MANY)) {
-            s.left.leave(t.own_place + j, reaches(TL_LONG));
-            continue;
-        }
-        float sum = s.base ? s.base[row] : 0.0f;
-        for (uint32_t length = 0; reaches(length); length++)
-            sum += values[j + length];
-        s.out[row] = sum;
+        if (j < hits) write_hit(s, t.own_place + j, word[i] + origin);
     }
 }
 
@@ -183,17 +159,15 @@ __global__ void __launch_bounds__(THREADS)
 {
     using SampleSort = cub::BlockRadixSort<uint32_t, THREADS, SAMPLE_ITEMS>;
     using FewSort = cub::BlockRadixSort<uint64_t, THREADS, FEW_ITEMS>;
-    using MostSort = cub::BlockRadixSort<uint64_t, THREADS, MOST_ITEMS>;
+    using LargeSort = cub::BlockRadixSort<uint64_t, THREADS, MAX_ITEMS>;
     union storage {
         typename SampleSort::TempStorage samples;
         typename FewSort::TempStorage few;
-        typename MostSort::TempStorage most;
+        typename LargeSort::TempStorage large;
     };
-    static_assert(sizeof(storage) >= MOST_ITEMS * THREADS * (sizeof(uint32_t) + sizeof(float)));
     /* The samples as they come stay behind the room to sort them until all chunks have been searched. */
     static_assert(sizeof(typename SampleSort::TempStorage) % sizeof(uint32_t) == 0 &&
-                  sizeof(storage) >=
-                      sizeof(typename SampleSort::TempStorage) + TL_SORT_TILES * STEP * sizeof(uint32_t));
+                  sizeof(storage) >= sizeof(typename SampleSort::TempStorage) + TILES * STEP * sizeof(uint32_t));
     __shared__ __align__(16) char room[sizeof(storage)];
     uint32_t *const in_chunks = reinterpret_cast<uint32_t *>(room + sizeof(typename SampleSort::TempStorage));
     __shared__ tile t;
@@ -252,8 +226,6 @@ __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
 
-    if (s.values && blockIdx.x == first && first < last && threadIdx.x == 0 && low < s.rows)
-        s.left.leave(t.before, t.own_place - t.before > TL_LONG);
     for (uint32_t chunk = blockIdx.x - first; first < last && chunk < chunks; chunk += last - first + 1) {
         const uint32_t from = t.begin[0][chunk], hits = t.begin[1][chunk] - from;
         for (uint32_t i = threadIdx.x; i < hits; i += THREADS)
@@ -263,7 +235,7 @@ __global__ void __launch_bounds__(THREADS)
     if (t.own_before[chunks] <= FEW_ITEMS * THREADS)
         sort_own<FEW_ITEMS>(s, t, words, chunks, own, high, room);
     else
-        sort_own<MOST_ITEMS>(s, t, words, chunks, own, high, room);
+        sort_own<MAX_ITEMS>(s, t, words, chunks, own, high, room);
 }
 
 } /* namespace */
@@ -278,6 +250,7 @@ int32_t tl_sort_hits(tl_context *ctx, const char *name, const tl_hit_sort &s)
     TL_TRY(samples.allocate(chunks * CHUNK_SAMPLES));
     TL_TRY(tl_launch_ahead(ctx, name, sort_chunks_kernel, (unsigned)(chunks + tl_ceil_div(s.copied, COPIED)), THREADS,
                            0, s, bits, (uint32_t)chunks, (uint64_t *)words, (uint32_t *)samples));
+    if (chunks == 1) return TORCHLEAN_OK;
     return tl_launch_ahead(ctx, name, sort_tiles_kernel, (unsigned)(chunks * CHUNK_SAMPLES / STEP), THREADS, 0, s, bits,
                            (uint32_t)chunks, (const uint64_t *)words, (const uint32_t *)samples);
 }

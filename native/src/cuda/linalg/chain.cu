@@ -150,12 +150,4 @@ template <class Real> int32_t multiply(tl_context *ctx, tl_chain_product<Real> x
 } /* namespace */
 
 int32_t tl_chain_multiply(tl_context *ctx, const tl_chain_product<float> &x) { return multiply(ctx, x); }
-double tl_chain_product_seconds(tl_context *ctx, const tl_chain_product<float> &x)
-{
-    using Problem = Product<float, false, false, true>;
-    const int64_t sms = tl_cuda_sms(ctx);
-    const tl_chain_sizes sizes = {x.batch, x.m, x.n, x.p, x.length, x.order};
-    return tl_chain_seconds<Problem>(x.length == TL_CHAIN_FREE ? tl_chain_free_length<Problem>(sizes, sms) : sizes,
-                                     sms);
-}
 int32_t tl_chain_multiply(tl_context *ctx, const tl_chain_product<double> &x) { return multiply(ctx, x); }

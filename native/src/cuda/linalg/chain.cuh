@@ -21,6 +21,3 @@ template <class Real> struct tl_chain_product {
 
 int32_t tl_chain_multiply(tl_context *ctx, const tl_chain_product<float> &x);
 int32_t tl_chain_multiply(tl_context *ctx, const tl_chain_product<double> &x);
-
-/* What that takes an H200, of more than few rows that lie along k in A and across in B. */
-double tl_chain_product_seconds(tl_context *ctx, const tl_chain_product<float> &x);

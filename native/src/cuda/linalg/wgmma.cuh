@@ -11,18 +11,17 @@
 #pragma once
 
 #include "cuda/device/wgmma_pipeline.cuh"
-
-constexpr int TL_WGMMA_ROWS = 128; /* of a tile */
+#include "cuda/linalg/select.h"
 
 /* C[batch, m, p] = op(A)·op(B) + bias as in linalg/linalg.cuh, with rows of A and B in memory lda and ldb elements apart
- * and those of a product and the next a_batch and b_batch; batch·rows·columns tiles, fewer than 2^31. */
+ * and those of a product and the next a_batch and b_batch, whole and aligned 16 bytes all of them, and 0 past the end of a row;
+ * batch·rows·columns tiles, fewer than 2^31. */
 struct tl_wgmma_matmul_args {
     const float *A, *B, *bias;
     float *C;
     int64_t m, n, p, lda, ldb, a_batch, b_batch;
     uint32_t rows, columns, tiles;
-    bool pairs;            /* C takes two columns at once */
-    bool a_whole, b_whole; /* rows in memory are whole and aligned 16 bytes, and 0 past the end */
+    bool pairs; /* C takes two columns at once */
 };
 
 namespace tl_linalg_wgmma {
@@ -90,19 +89,6 @@ template <int WIDTH, bool TRANSPOSED> struct Source {
             held[u] = present > at ? *reinterpret_cast<const float4 *>(below(at)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
     }
-    /* The same from rows that are no whole 16 bytes, element by element, of which the caches have three out of four. */
-    __device__ __forceinline__ void read_elements()
-    {
-        const int present = TRANSPOSED ? rest : rows, along = TRANSPOSED ? rows : rest;
-        TL_UNROLL_FOR (int u = 0; u < COPIES; u++) {
-            const int at = TRANSPOSED ? 16 * (u / 4) + u % 4 : APART * u;
-            const float *const x = below(at);
-            float v[4];
-            TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                v[e] = present > at && along > e ? x[e] : 0.0f;
-            held[u] = make_float4(v[0], v[1], v[2], v[3]);
-        }
-    }
     /* To the group's next step. */
     __device__ __forceinline__ void advance()
     {
@@ -153,9 +139,8 @@ template <int BN> struct Place {
     }
 };
 
-/* Both operands, whose rows are whole 16 bytes (WHOLE), or those that the arguments say. The reads of the next step follow the
- * fence of the pipeline, which might wait for them. */
-template <int BN, bool TA, bool TB, bool WHOLE> struct ProductLoader {
+/* Both operands. The reads of the next step follow the fence of the pipeline, which might wait for them. */
+template <int BN, bool TA, bool TB> struct ProductLoader {
     using T = ProductTile<BN>;
     const tl_wgmma_matmul_args &x;
     Source<BM, TA> a;
@@ -173,14 +158,8 @@ template <int BN, bool TA, bool TB, bool WHOLE> struct ProductLoader {
     }
     __device__ __forceinline__ void fill(int, char *to, const Ring<T::STAGES> &ring, Guard &guard)
     {
-        if (WHOLE || x.a_whole)
-            a.read();
-        else
-            a.read_elements();
-        if (WHOLE || x.b_whole)
-            b.read();
-        else
-            b.read_elements();
+        a.read();
+        b.read();
         a.advance();
         b.advance();
         ring.wait_empty();
@@ -292,7 +271,7 @@ __device__ __forceinline__ void store_singles(const tl_wgmma_matmul_args &x, flo
 
 /* ProductTile<BN>::BYTES of dynamic shared memory, THREADS threads, at most one block per tile. Has static shared memory
  * exactly where it is more than empty. */
-template <int BN, bool TA, bool TB, bool WHOLE>
+template <int BN, bool TA, bool TB>
 __global__ void __launch_bounds__(tl_wgmma::THREADS, 1)
     tl_wgmma_matmul_kernel(const __grid_constant__ tl_wgmma_matmul_args x)
 {
@@ -306,7 +285,7 @@ __global__ void __launch_bounds__(tl_wgmma::THREADS, 1)
     const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP, 0);
     if (threadIdx.x >= GROUPS * GROUP) {
         shrink_registers<PRODUCER_REGISTERS>();
-        ProductLoader<BN, TA, TB, WHOLE> loader(x);
+        ProductLoader<BN, TA, TB> loader(x);
         produce(stages, loader, Schedule{x.tiles}, group - GROUPS);
     } else {
         grow_registers<CONSUMER_REGISTERS>();

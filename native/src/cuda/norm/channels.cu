@@ -1,6 +1,6 @@
 /* Affine maps of channels on CUDA, and their gradients.
  *
- * A row is one channel of one sample, held on chip up to 49152 elements (device/row_tile.cuh): 8 bytes of traffic per element
+ * A row is one channel of one sample, held on chip up to 16384 elements (device/row_tile.cuh): 8 bytes of traffic per element
  * forward; backward, with a row's sums of g and g·(x - center) from the same read, 12. Longer rows are read once per pass. The
  * rows' sums go down the batch by the column tree. */
 #include "cuda/device/vector.cuh"
@@ -91,7 +91,7 @@ template <affine_value WHICH> struct affine_element {
 int32_t rows_bwd(tl_context *ctx, const affine &p)
 {
     const char *const name = "channel_affine_bwd";
-    if (p.cols <= TL_ROW_FITS)
+    if (tl_select_row(p.cols) == TL_ROW_TILE)
         return tl_pick_row(p.cols, [&](auto row) {
             using Row = typename decltype(row)::type;
             return tl_launch_rows<Row>(ctx, name, affine_rows_bwd<Row>, p.rows,
@@ -117,7 +117,8 @@ int32_t tl_cuda_channel_affine(tl_context *ctx, const float *x, const float *cen
 {
     const char *const name = "channel_affine";
     const affine p = {x, nullptr, center, slope, shift, batch * channels, positions, channels, out, nullptr, nullptr};
-    if (positions > TL_ROW_FITS) return tl_long_row_map(ctx, name, affine_element<VALUE>{p}, p.rows, p.cols, out);
+    if (tl_select_row(positions) != TL_ROW_TILE)
+        return tl_long_row_map(ctx, name, affine_element<VALUE>{p}, p.rows, p.cols, out);
     return tl_pick_row(p.cols, [&](auto row) {
         using Row = typename decltype(row)::type;
         return tl_launch_rows<Row>(ctx, name, affine_rows<Row>, p.rows, (tl_row_bytes<Row, Row::ONE_SHARED>(p.cols)),
@@ -136,17 +137,8 @@ int32_t tl_cuda_channel_affine_bwd(tl_context *ctx, const float *x, const float 
     float *const sums = scratch, *const sums_times = sums + rows;
     float *const total = gshift ? gshift : sums_times + rows;
     const bool shifts = gcenter || gshift;
-    const affine p = {x,
-                      g,
-                      center,
-                      slope,
-                      nullptr,
-                      rows,
-                      positions,
-                      channels,
-                      gx,
-                      shifts ? sums : nullptr,
-                      gslope ? sums_times : nullptr};
+    affine p = {x, g, center, slope, nullptr, rows, positions, channels, gx};
+    p.sums = shifts ? sums : nullptr, p.sums_times = gslope ? sums_times : nullptr;
     if (rows > 0) TL_TRY(rows_bwd(ctx, p));
     if (shifts) TL_TRY(tl_cuda_column_sums(ctx, sums, 1, samples, channels, 0, total));
     if (gslope) TL_TRY(tl_cuda_column_sums(ctx, sums_times, 1, samples, channels, 0, gslope));

@@ -219,14 +219,7 @@ template <class Launch> int32_t pick_leaf(const tl_norm_runs &at, Launch launch)
 {
     const int64_t n = at.cols < TL_SUM_LEAF ? at.cols : TL_SUM_LEAF;
     const bool fours = at.run % 4 == 0;
-    const auto one_leaf = [&](auto row) {
-        using Row = typename decltype(row)::type;
-        if constexpr (Row::THREADS <= 256)
-            return launch(row);
-        else
-            return (int32_t)TORCHLEAN_INTERNAL; /* no leaf is that long */
-    };
-    return tl_pick_row(fours || n % 4 != 0 ? n : n - 1, one_leaf);
+    return tl_pick_row(fours || n % 4 != 0 ? n : n - 1, launch);
 }
 
 int32_t forward(tl_context *ctx, const char *name, const tl_norm_runs &at, const float *x, const float *gamma,

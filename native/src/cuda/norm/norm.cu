@@ -1,10 +1,9 @@
 /* Layer normalisation and the normalisation of channels on CUDA, and their gradients along rows.
  *
- * A row of up to 49152 elements is read once and stays on chip (device/row_tile.cuh) while its mean, its variance around the
+ * A row of up to 16384 elements is read once and stays on chip (device/row_tile.cuh) while its mean, its variance around the
  * mean and, for the gradient, the means of a and a·xhat are taken: 8 bytes of traffic per element forward, 12
- * backward. Forward, a cluster of blocks holds up to 262144 elements where the chip has clusters (device/cluster_row.cuh).
- * Longer rows are read once per pass. A channel is a row whose gamma and beta are one number each. The gradients of
- * layer_norm's gamma and beta, sums down the columns, are in norm/columns.cu. */
+ * backward. Longer rows are read once per pass (reduce/long_rows.cuh). A channel is a row whose gamma and beta are one number each.
+ * The gradients of layer_norm's gamma and beta, sums down the columns, are in norm/columns.cu. */
 #include "cuda/device/vector.cuh"
 #include "cuda/norm/norm.cuh"
 
@@ -12,13 +11,8 @@ namespace {
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Blocks of a multiprocessor. Where a warp has more than 1024 elements of a row, four have bytes enough on their way, and leave the
- * registers for the pieces of gamma and beta on theirs. */
 template <class Row, tl_norm_kind KIND>
-constexpr int blocks_of_rows = KIND == TL_NORM_LAYER && Row::T == 32 && Row::N > 32 ? 4 : Row::BLOCKS;
-
-template <class Row, tl_norm_kind KIND>
-__global__ void __launch_bounds__(Row::THREADS, (blocks_of_rows<Row, KIND>))
+__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     norm_rows(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
               int64_t rows, int64_t cols, float eps, float *__restrict__ out, tl_kept_statistics kept)
 {
@@ -45,158 +39,6 @@ __global__ void __launch_bounds__(Row::THREADS, (blocks_of_rows<Row, KIND>))
         r.store(out + r.row * cols, k, w);
     }
     kept.keep<KIND>(live && r.leads(), r.row, mean, istd);
-}
-
-/* A row in shared memory, each thread at its own elements. */
-struct staged_row {
-    static constexpr int UNROLL = 4;
-    float *at;
-    template <class Row> static __device__ __forceinline__ int pieces(const Row &) { return Row::K; }
-    template <int W> __device__ __forceinline__ void get(int k, float (&w)[W]) const
-    {
-        tl_load4(at + 4 * (k * (int)blockDim.x + (int)threadIdx.x), w);
-    }
-    template <int W> __device__ __forceinline__ void put(int k, const float (&w)[W])
-    {
-        tl_store4(at + 4 * (k * (int)blockDim.x + (int)threadIdx.x), w);
-    }
-};
-
-/* Wide rows, many of them: a block stays and takes every gridDim.x-th row. Read anew for each row, gamma and beta would
- * cost twice the row's own traffic from L2; here they stay in shared memory, and the next row arrives while this one is
- * normalised. */
-template <class Row, tl_norm_kind KIND>
-__global__ void __launch_bounds__(Row::THREADS, 1)
-    norm_rows_in_turn(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
-                      int64_t rows, int64_t cols, float eps, float *__restrict__ out, tl_kept_statistics kept)
-{
-    constexpr int ARRAY = Row::N * Row::THREADS;
-    float *const shared = reinterpret_cast<float *>(tl_dynamic_shared), *const stage = shared + 2 * ARRAY;
-    const staged_row scale = {shared}, shift = {shared + ARRAY};
-    const auto request = [&](int64_t row, int buffer) {
-        const Row next(tl_given(), row, row < rows ? (int)cols : 0);
-        next.request(stage + buffer * ARRAY, x + (row < rows ? row : 0) * cols);
-        tl_copy_commit();
-    };
-    const Row vector(tl_given(), 0, (int)cols);
-    vector.request(shared, gamma);
-    if (KIND == TL_NORM_LAYER) vector.request(shared + ARRAY, beta);
-    request(blockIdx.x, 0);
-    int buffer = 0;
-#pragma unroll 1
-    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x, buffer ^= 1) {
-        request(row + gridDim.x, buffer ^ 1);
-        tl_copy_wait<1>();
-        const Row r(tl_given(), row, (int)cols);
-        staged_row v = {stage + buffer * ARRAY};
-        float mean, istd;
-        tl_row_statistics<KIND>(r, v, cols, eps, &mean, &istd);
-        kept.keep<KIND>(threadIdx.x == 0, row, mean, istd);
-#pragma unroll 4
-        for (int k = 0; k < Row::K; k++) {
-            float w[Row::W], a[Row::W], b[Row::W];
-            v.get(k, w);
-            scale.get(k, a);
-            if (KIND == TL_NORM_LAYER) shift.get(k, b);
-            TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
-                w[j] = fmaf(w[j] * istd, a[j], KIND == TL_NORM_LAYER ? b[j] : -0.0f);
-            r.store(out + row * cols, k, w);
-        }
-    }
-    tl_copy_wait<0>();
-}
-
-/* Launches it if the chip has the shared memory and there are rows enough to make a block's stay worth while. */
-template <class Row, tl_norm_kind KIND>
-bool in_turn(tl_context *ctx, const char *name, const float *x, const float *gamma, const float *beta, int64_t rows,
-             int64_t cols, float eps, float *out, tl_kept_statistics kept, int32_t *status)
-{
-    constexpr size_t dynamic = sizeof(float) * 4 * Row::N * Row::THREADS, fixed = sizeof(float4) * 256 + 64;
-    int device = 0, most = 0;
-    const int blocks = tl_cuda_sms(ctx);
-    if (rows < 4 * blocks || cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess ||
-        dynamic + fixed > (size_t)most)
-        return false;
-    *status = tl_launch_shared(ctx, name, norm_rows_in_turn<Row, KIND>, blocks, Row::THREADS, dynamic, x, gamma, beta,
-                               rows, cols, eps, out, kept);
-    return true;
-}
-
-template <class Row, tl_norm_kind KIND>
-__global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
-    norm_cluster(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
-                 int64_t cols, float eps, float *__restrict__ out, tl_kept_statistics kept)
-{
-#if __CUDA_ARCH__ >= 900
-    const Row r(cols);
-    r.request(0, x + r.row * cols);
-    tl_copy_wait<0>();
-    float mean, istd;
-    tl_cluster_statistics<KIND>(r, eps, &mean, &istd);
-    kept.keep<KIND>(r.rank == 0 && threadIdx.x == 0, r.row, mean, istd);
-    const float *const v = r.array(0);
-    const float gamma_row = KIND == TL_NORM_CHANNEL ? gamma[r.row] : 0.0f,
-                beta_row = KIND == TL_NORM_CHANNEL ? beta[r.row] : -0.0f;
-    float *const to = out + r.row * cols;
-    r.elements([&](int slot, int column) {
-        to[column] = fmaf(v[slot] * istd, KIND == TL_NORM_CHANNEL ? gamma_row : gamma[column],
-                          KIND == TL_NORM_LAYER ? beta[column] : beta_row);
-    });
-    tl_cluster_wait();
-#endif
-}
-
-/* Rows in registers, a cluster taking one after the other. */
-template <tl_norm_kind KIND>
-__global__ void __launch_bounds__(512, 1)
-    norm_quads(const float *__restrict__ x, const float *__restrict__ gamma, const float *__restrict__ beta,
-               int64_t rows, int64_t cols, float eps, float *__restrict__ out, tl_kept_statistics kept)
-{
-#if __CUDA_ARCH__ >= 900
-    constexpr int STEPS = tl_cluster_quads::STEPS;
-    const tl_cluster_quads r(cols);
-    const int64_t clusters = gridDim.x / tl_cluster_quads::C;
-    int64_t row = blockIdx.x / tl_cluster_quads::C;
-    r.request(x + row * cols);
-    int which = 1; /* of a row's squares: where a row has one sum alone, rows alternate */
-#pragma unroll 1
-    for (; row < rows; row += clusters) {
-        float4 v[STEPS], lanes = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        tl_copy_wait<0>();
-        TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
-            v[k] = r.stage()[32 * k];
-            lanes = tl_join<tl_sum_op>(lanes, v[k]);
-        }
-        if (row + clusters < rows) r.request(x + (row + clusters) * cols);
-        const float mean = KIND == TL_NORM_RMS ? 0.0f : tl_per_count(r.sum(0, lanes), cols);
-        lanes = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
-            if (k < r.steps) {
-                v[k] = make_float4(v[k].x - mean, v[k].y - mean, v[k].z - mean, v[k].w - mean);
-                lanes = tl_join<tl_sum_op>(
-                    lanes, make_float4(v[k].x * v[k].x, v[k].y * v[k].y, v[k].z * v[k].z, v[k].w * v[k].w));
-            }
-        const float istd = tl_inverse_deviation(r.sum(which, lanes), cols, eps);
-        if (KIND == TL_NORM_RMS) which ^= 1;
-        kept.keep<KIND>(blockIdx.x % tl_cluster_quads::C == 0 && threadIdx.x == 0, row, mean, istd);
-        const float gamma_row = KIND == TL_NORM_CHANNEL ? gamma[row] : 0.0f,
-                    beta_row = KIND == TL_NORM_CHANNEL ? beta[row] : -0.0f;
-        float4 a = make_float4(gamma_row, gamma_row, gamma_row, gamma_row);
-        float4 b = make_float4(beta_row, beta_row, beta_row, beta_row);
-        float *const to = out + row * cols;
-        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
-            if (k < r.steps) {
-                const int c = r.column + k * TL_SUM_LANES;
-                if (KIND != TL_NORM_CHANNEL) a = tl_load4(gamma + c);
-                if (KIND == TL_NORM_LAYER) b = tl_load4(beta + c);
-                tl_store4(to + c, make_float4(fmaf(v[k].x * istd, a.x, b.x), fmaf(v[k].y * istd, a.y, b.y),
-                                              fmaf(v[k].z * istd, a.z, b.z), fmaf(v[k].w * istd, a.w, b.w)));
-            }
-    }
-    tl_cluster_arrive(); /* no block leaves before its lanes have been read */
-    tl_cluster_wait();
-#endif
 }
 
 template <tl_norm_kind KIND> struct norm_element {
@@ -228,32 +70,13 @@ template <tl_norm_kind KIND>
 int32_t forward(tl_context *ctx, const char *name, const float *x, const float *gamma, const float *beta, int64_t rows,
                 int64_t cols, float eps, float *out, tl_kept_statistics kept = {})
 {
-    int32_t status = TORCHLEAN_OK;
-    if (KIND != TL_NORM_CHANNEL && cols % 4 == 0 && cols > 4096) {
-        using Row8 = tl_block_row<true, 8, 1>;
-        using Row12 = tl_block_row<true, 12, 1>;
-        if (cols <= 8192 && in_turn<Row8, KIND>(ctx, name, x, gamma, beta, rows, cols, eps, out, kept, &status))
-            return status;
-        if (cols > 8192 && cols <= 12288 &&
-            in_turn<Row12, KIND>(ctx, name, x, gamma, beta, rows, cols, eps, out, kept, &status))
-            return status;
-    }
-    if (cols <= TL_ROW_FITS)
-        return tl_pick_row_of_many(ctx, rows, cols, [&](auto row) {
+    if (tl_select_row(cols) == TL_ROW_TILE)
+        return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
             return tl_launch_rows<Row>(ctx, name, norm_rows<Row, KIND>, rows,
                                        (tl_row_bytes<Row, Row::ONE_SHARED>(cols)), x, gamma, beta, rows, cols, eps, out,
                                        kept);
         });
-    const auto launch_cluster = [&](auto row) {
-        using Row = typename decltype(row)::type;
-        return tl_launch_cluster<Row>(ctx, name, norm_cluster<Row, KIND>, rows, cols, &status, x, gamma, beta, cols,
-                                      eps, out, kept);
-    };
-    if (cols <= TL_CLUSTER_FITS && ((cols % 4 == 0 && tl_launch_quads(ctx, name, norm_quads<KIND>, rows, cols, &status,
-                                                                      x, gamma, beta, rows, cols, eps, out, kept)) ||
-                                    tl_pick_cluster<2>(cols, launch_cluster)))
-        return status;
     tl_scratch<float> own(ctx);
     TL_TRY(own.allocate(2 * rows));
     float *const means = kept.means ? kept.means : own, *const squares = kept.istds ? kept.istds : own + rows;
@@ -391,25 +214,14 @@ template <tl_norm_kind KIND> int32_t long_rows_bwd(tl_context *ctx, const char *
     return p.gx ? tl_long_row_map(ctx, name, element, p.rows, p.cols, p.gx) : TORCHLEAN_OK;
 }
 
-/* tl_pick_row, with steps between 4096 and 8192 elements: here each place past a row's end costs registers and instructions of a
- * second array too, and with fewer of them a multiprocessor has room for another block, which loads while others compute. */
-template <bool VECTOR, class Launch> int32_t pick_row_of_two(int64_t cols, Launch launch)
-{
-    if (cols <= 5120) return launch(tl_row_type<tl_block_row<VECTOR, 5, 1>>());
-    return launch(tl_row_type<tl_block_row<VECTOR, 6, 1>>());
-}
-
 template <tl_norm_kind KIND, bool GIVEN = false> int32_t rows_bwd(tl_context *ctx, const char *name, norm_grad p)
 {
-    if (p.cols > TL_ROW_FITS) return long_rows_bwd<KIND>(ctx, name, p);
-    const auto launch = [&](auto row) {
+    if (tl_select_row(p.cols) != TL_ROW_TILE) return long_rows_bwd<KIND>(ctx, name, p);
+    return tl_pick_row(p.cols, [&](auto row) {
         using Row = typename decltype(row)::type;
         return tl_launch_rows<Row>(ctx, name, norm_rows_bwd<Row, KIND, GIVEN>, p.rows,
                                    tl_whole_row_bytes<Row, Row::SECOND_SHARED>, p);
-    };
-    if (p.cols > 4096 && p.cols <= 6144)
-        return p.cols % 4 == 0 ? pick_row_of_two<true>(p.cols, launch) : pick_row_of_two<false>(p.cols, launch);
-    return tl_pick_row(p.cols, launch);
+    });
 }
 
 } // namespace

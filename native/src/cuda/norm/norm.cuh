@@ -1,7 +1,9 @@
 /* What norm/norm.cu and norm/columns.cu share: the statistics of a row. */
 #pragma once
 
-#include "cuda/device/cluster_row.cuh"
+#include "cuda/device/row_select.h"
+#include "cuda/device/row_tile.cuh"
+#include "cuda/reduce/long_rows.cuh"
 #include "generated/norm.h"
 
 /* What is normalised: rows with gamma and beta of the column, channels with those of the row, or rows around 0, which have
@@ -89,23 +91,6 @@ static __device__ __forceinline__ void tl_row_statistics(const Row &r, Held &v, 
             }
         }
     }
-}
-
-/* The same for array 0 of a cluster's row. The row is still to be read by other blocks until tl_cluster_wait(). */
-template <tl_norm_kind KIND, class Row>
-static __device__ __forceinline__ void tl_cluster_statistics(const Row &r, float eps, float *mean, float *istd)
-{
-    float *const v = r.array(0);
-    float m = 0.0f;
-    if constexpr (KIND != TL_NORM_RMS) m = tl_per_count(r.sum(0, [&](int slot, int) { return v[slot]; }), r.n);
-    const float squares = r.sum(1, [&](int slot, int) {
-        const float d = v[slot] - m;
-        v[slot] = d;
-        return d * d;
-    });
-    tl_cluster_arrive();
-    *mean = m;
-    *istd = tl_inverse_deviation(squares, r.n, eps);
 }
 
 /* ---- long rows --------------------------------------------------------------------------------------------------- */

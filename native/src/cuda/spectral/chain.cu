@@ -1,7 +1,7 @@
 /* Both transforms are products of device/chain.cuh, of roots that lie in a table and rows that count twice: row r of the analysis is
  * part r % 2 of bin r / 2, row t of the synthesis is a row of the grid; term 2j + e of a sum is number e of a root's part,
  * times row j of what is transformed. */
-#include "cuda/spectral/chain.cuh"
+#include "cuda/spectral/spectral.cuh"
 
 #include "cuda/device/chain.cuh"
 #include "cuda/device/vector.cuh"
@@ -121,13 +121,18 @@ int32_t transform(tl_context *ctx, const tl_root_parts *roots, const float *from
 
 struct Mix {
     int64_t n, width, modes, segment;
-    const float *wRe, *wIm, *X;
+    const float *wRe, *wIm, *X, *G; /* G: bins of the cotangent */
     float *Z, *dX, *gr, *gi;
 
     /* Part `part` of bin k of a channel: NaN if bin 0, which every element is a term of with factor 1, is not finite. */
     __device__ __forceinline__ float bin(const float *of, int64_t k, int part, int64_t channel) const
     {
         return of[(2 * k + part) * width + channel] + (of[channel] - of[channel]);
+    }
+    /* The same of the cotangent's bins, times their weight: what the backward mix takes. */
+    __device__ __forceinline__ double weighted(int64_t k, int part, int64_t channel) const
+    {
+        return (double)(float)((double)bin(G, k, part, channel) * tl_bin_weight(k, n));
     }
     __device__ __forceinline__ void store(float *to, int64_t k, int64_t channel, double re, double im) const
     {
@@ -199,20 +204,13 @@ __global__ void __launch_bounds__(32 * WARPS) mix_bwd_kernel(const Mix m, int64_
         __syncwarp();
         for (int j = 0; j < columns; j++) {
             const int64_t o = o0 + j;
-            const double r = (double)m.Z[2 * k * m.width + o], i = (double)m.Z[(2 * k + 1) * m.width + o];
+            const double r = m.weighted(k, 0, o), i = m.weighted(k, 1, o);
             const double wr = (double)re[lane][j], wi = (double)im[lane][j];
             s.add(2 * o, m.segment, r * wr, i * wi, i * wr, -(r * wi));
         }
     }
     const int64_t terms = 2 * m.width;
     if (c0 + lane < m.width) m.store(m.dX, k, c0 + lane, s.sum(0, terms, m.segment), s.sum(1, terms, m.segment));
-}
-
-/* A thread owns an element: the cotangent's bins times their weights. */
-__global__ void __launch_bounds__(THREADS) weight_kernel(const Mix m, const float *G)
-{
-    const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = e / m.width, o = e - row * m.width;
-    if (row < 2 * m.modes) m.Z[e] = (float)((double)m.bin(G, row / 2, (int)(row % 2), o) * tl_bin_weight(row / 2, m.n));
 }
 
 /* A thread owns an element of the weights' gradients. */
@@ -222,7 +220,7 @@ __global__ void __launch_bounds__(THREADS) weights_kernel(const Mix m, int64_t t
     if (e >= total) return;
     const int64_t k = at / m.width, c = at - k * m.width;
     const double xr = (double)m.bin(m.X, k, 0, c), xi = (double)m.bin(m.X, k, 1, c);
-    const double zr = (double)m.Z[2 * k * m.width + o], zi = (double)m.Z[(2 * k + 1) * m.width + o];
+    const double zr = m.weighted(k, 0, o), zi = m.weighted(k, 1, o);
     if (m.gr) m.gr[e] = (float)(xr * zr + xi * zi);
     if (m.gi) m.gi[e] = (float)(xr * zi - xi * zr);
 }
@@ -263,9 +261,9 @@ int32_t tl_spectral_chain_bwd(tl_context *ctx, const float *x, const float *wRe,
     tl_root_parts *roots;
     float *X;
     TL_TRY(begin(ctx, scratch, 3, m, &roots, &X));
-    m.X = X, m.Z = X + plane, m.dX = X + 2 * plane, m.gr = gwRe, m.gi = gwIm;
-    TL_TRY(transform<false>(ctx, roots, g, X, grid, width, modes));
-    TL_TRY(tl_launch(ctx, NAME, weight_kernel, tl_grid(plane, THREADS), THREADS, m, (const float *)X));
+    float *const G = X + plane;
+    m.X = X, m.G = G, m.dX = X + 2 * plane, m.gr = gwRe, m.gi = gwIm;
+    TL_TRY(transform<false>(ctx, roots, g, G, grid, width, modes));
     if (gx) {
         const int64_t groups = tl_ceil_div(width, SIDE);
         TL_TRY(tl_launch(ctx, NAME, mix_bwd_kernel, tl_grid(modes * groups, WARPS), 32 * WARPS, m, groups));

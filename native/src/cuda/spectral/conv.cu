@@ -1,37 +1,36 @@
 /* The spectral convolution on CUDA.
  *
  * Few modes: one kernel streams x once and leaves every block's share of the small spectrum, one sums the shares,
- * one mixes channels, one synthesises y; formula/dft_tile.h has the arithmetic. Of few channels on a long
- * grid the first and the last one are those of spectral/narrow.cu. Many modes: cuFFT over all channels at once, from and
- * to the grid's own layout, the small spectrum gathered and scattered in between. Which of the two, and how many blocks
- * share the grid, follows from the shape alone. Small spectra are planes (modes, width) of real and of imaginary parts.
+ * one mixes channels, one synthesises y; formula/dft_tile.h has the arithmetic. Many modes: cuFFT over all channels at once,
+ * from and to the grid's own layout. Which of the two follows from the shape alone (spectral/select.h), and so does how many blocks
+ * share the grid. Small spectra are planes (modes, width) of real and of imaginary parts.
  *
  * A NaN or an infinity reaches every bin of its channel in one part at least; whoever writes a small spectrum makes
  * both parts of such a bin NaN. */
 #include "cuda/device/vector.cuh"
-#include "cuda/spectral/chain.cuh"
-#include "cuda/spectral/plan.cuh"
-#include "cuda/spectral/truncated.cuh"
+#include "cuda/spectral/spectral.cuh"
+#include "formula/spectral_chain.h"
 #include "generated/spectral.h"
 
 namespace {
 
-constexpr int THREADS = 256, CHANNELS = 64, TILE = TL_DFT_TILE, HALF = TL_DFT_HALF;
+constexpr int THREADS = 256, CHANNELS = TL_TILE_CHANNELS, TILE = TL_DFT_TILE, HALF = TL_DFT_HALF;
 /* Analysis: a quarter of a block owns a tile; a thread two channels and MODES modes, so per pair of rows 4·MODES FMAs
  * meet two 8-byte and MODES/2 broadcast 16-byte reads of shared memory, in balance. */
 constexpr int MODES = 8, BLOCK_MODES = 16, QUARTERS = 4;
 /* Synthesis: half of a block owns a tile; a thread two channels and PAIRS pairs of rows; modes pass in chunks. */
 constexpr int PAIRS = 8, CHUNK = 16, HALVES = 2;
-/* Up to here, 30e12 multiply-adds a second for modes of them per element beat four passes over memory by cuFFT; with less work
- * than the other, its launches take longer. Both count channels as tiles do, CHANNELS at a time. */
-constexpr int64_t TRUNCATED_MODES = 512, TRUNCATED_WORK = INT64_C(1) << 27;
-/* The same of few channels on a long grid, whose tiles lie side by side: each 16 modes are a pass over the grid, of one channel of 2^20
- * numbers some 4 us, when cuFFT takes 25 us. */
-constexpr int64_t NARROW_MODES = 64;
+/* Blocks that share the grid in one pass over it: four for each multiprocessor of an H200. Sums are added in an order that follows
+ * from it, so it is the same on every device. */
+constexpr int64_t SHARES = 528;
 
-__device__ __forceinline__ float2 poisoned(float r, float i)
+/* (cos, sin) of pi·mode·twice/n, the product reduced exactly: of a mode at half of `twice` numbers from where its angle is 0. */
+__device__ __forceinline__ float2 half_root(int64_t mode, int64_t twice, int64_t n)
 {
-    return tl_not_finite(r) || tl_not_finite(i) ? make_float2(TL_NAN, TL_NAN) : make_float2(r, i);
+    const uint64_t whole = 2 * (uint64_t)n;
+    double c, s;
+    tl_root((uint64_t)mode * (uint64_t)twice % whole, whole, &c, &s);
+    return make_float2((float)c, (float)s);
 }
 
 /* ---- analysis ---------------------------------------------------------------------------------------------------- */
@@ -160,19 +159,14 @@ __global__ void __launch_bounds__(THREADS)
         }
     }
     if ((int)threadIdx.x >= lanes || k >= modes) return;
-    const float2 sum = sums[threadIdx.x], v = poisoned(sum.x, sum.y);
+    const float2 sum = sums[threadIdx.x];
+    const bool bad = tl_not_finite(sum.x) || tl_not_finite(sum.y);
     const float factor = k == 0 || 2 * k == n ? edge : inner;
-    re[e] = v.x * factor;
-    im[e] = v.y * factor;
+    re[e] = bad ? TL_NAN : sum.x * factor;
+    im[e] = bad ? TL_NAN : sum.y * factor;
 }
 
 /* ---- the mix of channels ----------------------------------------------------------------------------------------- */
-
-/* What a synthesis takes: the imaginary part is 0 where the sine is, both parts NaN where one is not finite. */
-__device__ __forceinline__ float2 coefficient(float r, float i, int64_t k, int64_t n)
-{
-    return poisoned(r, k == 0 || 2 * k == n ? 0.0f : i);
-}
 
 /* Z[k, o] = a/n·sum over c of X[k, c]·w[k, c, o]. Block (mode, 64 channels o); a thread owns one o and every fourth c;
  * the four sums are added in pairs. */
@@ -200,9 +194,10 @@ __global__ void __launch_bounds__(THREADS)
         const float sr = (p[0].x + p[CHANNELS].x) + (p[2 * CHANNELS].x + p[3 * CHANNELS].x);
         const float si = (p[0].y + p[CHANNELS].y) + (p[2 * CHANNELS].y + p[3 * CHANNELS].y);
         const float factor = k == 0 || 2 * k == n ? edge : inner;
-        const float2 z = coefficient(sr * factor, si * factor, k, n);
-        zr[k * width + o] = z.x;
-        zi[k * width + o] = z.y;
+        float re = sr * factor, im = si * factor;
+        tl_bin_prepare(k, n, &re, &im);
+        zr[k * width + o] = re;
+        zi[k * width + o] = im;
     }
 }
 
@@ -228,9 +223,9 @@ __global__ void __launch_bounds__(THREADS)
         i += __shfl_down_sync(0xffffffffu, i, s);
     }
     if (threadIdx.x % 32 == 0) {
-        const float2 d = coefficient(r, i, k, n);
-        dr[row] = d.x;
-        di[row] = d.y;
+        tl_bin_prepare(k, n, &r, &i);
+        dr[row] = r;
+        di[row] = i;
     }
 }
 
@@ -333,80 +328,23 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-/* ---- around cuFFT ------------------------------------------------------------------------------------------------ */
-
-/* Planes from dense spectra S[width][bins]. A thread owns one (k, c), k fastest, so it reads in order. */
-__global__ void __launch_bounds__(THREADS)
-    take_kernel(const float2 *__restrict__ S, int64_t n, int64_t width, int64_t modes, float inner, float edge,
-                float *__restrict__ re, float *__restrict__ im)
-{
-    const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (e >= modes * width) return;
-    const int64_t c = e / modes, k = e - c * modes;
-    const float2 s = S[c * (n / 2 + 1) + k];
-    const bool end = k == 0 || 2 * k == n;
-    const float2 v = poisoned(s.x, end ? 0.0f : s.y);
-    re[k * width + c] = v.x * (end ? edge : inner);
-    im[k * width + c] = v.y * (end ? edge : inner);
-}
-
-/* Dense spectra from planes: zeros from mode `modes` on, half of every bin that stands for two. */
-__global__ void __launch_bounds__(THREADS)
-    put_kernel(const float *__restrict__ re, const float *__restrict__ im, int64_t n, int64_t width, int64_t modes,
-               int64_t total, float2 *__restrict__ S)
-{
-    const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (e >= total) return;
-    const int64_t bins = n / 2 + 1, c = e / bins, k = e - c * bins;
-    const float factor = k == 0 || 2 * k == n ? 1.0f : 0.5f;
-    S[e] = k < modes ? make_float2(re[k * width + c] * factor, im[k * width + c] * factor) : make_float2(0.0f, 0.0f);
-}
-
 /* ---- launchers --------------------------------------------------------------------------------------------------- */
 
-/* Whether tiles lie side by side. */
-bool analysis_is_narrow(int64_t n, int64_t width, int64_t modes)
+/* Tiles of a block, a multiple of `together`, such that about SHARES blocks share the grid. */
+int64_t tiles_of_block(int64_t tiles, int64_t others, int64_t together)
 {
-    return 2 * width <= CHANNELS && tl_narrow_analysis_tiles(n, width, modes) > 1;
-}
-
-bool truncated(int64_t grid, int64_t width, int64_t modes)
-{
-    const double channels = (double)(tl_ceil_div(width, CHANNELS) * CHANNELS), per_channel = (double)modes * channels;
-    return grid < 2 ||
-           (modes <= TRUNCATED_MODES && (per_channel <= (double)TRUNCATED_MODES * (double)width ||
-                                         (double)grid * per_channel <= (double)TRUNCATED_WORK)) ||
-           (modes <= NARROW_MODES && analysis_is_narrow(grid, width, modes));
-}
-
-/* Planes from `parts` shares. A thread adds four of them at least, as far as a block's threads go, and eight neighbours lie in a sector. */
-int32_t gather(tl_context *ctx, const float *shares, int64_t parts, int64_t n, int64_t width, int64_t modes,
-               double edge, double inner, float *re, float *im)
-{
-    int lanes = THREADS / 4;
-    while (lanes > 8 && THREADS / lanes * 4 < parts)
-        lanes /= 2;
-    return tl_launch(ctx, "gather", gather_kernel, tl_grid(modes * width, lanes), THREADS, shares, parts, n, width,
-                     modes, (float)inner, (float)edge, lanes, re, im);
+    const int64_t blocks = SHARES / others > 1 ? SHARES / others : 1;
+    return tl_ceil_div(tl_ceil_div(tiles, blocks), together) * together;
 }
 
 /* re, im = the first modes of x's transform along the grid, times edge at bins 0 and n/2, else inner. */
 int32_t analysis(tl_context *ctx, const float *x, int64_t n, int64_t width, int64_t modes, double edge, double inner,
                  float *re, float *im)
 {
-    if (!truncated(n, width, modes)) {
-        tl_scratch<float2> S(ctx);
-        TL_TRY(S.allocate(width * (n / 2 + 1)));
-        TL_TRY(tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 0}, (float *)x, S));
-        return tl_launch(ctx, "take", take_kernel, tl_grid(modes * width, THREADS), THREADS, S, n, width, modes,
-                         (float)inner, (float)edge, re, im);
-    }
+    if (!tl_select_truncated(n, width, modes))
+        return tl_library_forward(ctx, n, width, tl_real_rows{const_cast<float *>(x), 1, width},
+                                  tl_half_spectra{re, im, 1, width, modes, (float)edge, (float)inner});
     tl_scratch<float> shares(ctx);
-    if (analysis_is_narrow(n, width, modes)) {
-        int64_t parts;
-        TL_TRY(tl_narrow_analysis(ctx, x, n, width, modes, shares, &parts));
-        return gather(ctx, shares, parts, n, width, modes, edge, inner, re, im);
-    }
     const int64_t tiles = tl_ceil_div(n, TILE), chunks = tl_ceil_div(width, CHANNELS);
     const int64_t groups = tl_ceil_div(modes, BLOCK_MODES);
     const int64_t per_block = tiles_of_block(tiles, chunks * groups, QUARTERS), parts = tl_ceil_div(tiles, per_block);
@@ -416,20 +354,21 @@ int32_t analysis(tl_context *ctx, const float *x, int64_t n, int64_t width, int6
     const dim3 grid((unsigned)parts, (unsigned)groups, (unsigned)chunks);
     TL_TRY(tl_launch_shared(ctx, "analysis", analysis_kernel, grid, THREADS, sizeof(AnalysisShared), x, n, width, modes,
                             per_block, width % 4 == 0 && tl_aligned4(x), shares));
-    return gather(ctx, shares, parts, n, width, modes, edge, inner, re, im);
+    /* A thread adds four shares at least, as far as a block's threads go, and eight neighbours lie in a sector. */
+    int lanes = THREADS / 4;
+    while (lanes > 8 && THREADS / lanes * 4 < parts)
+        lanes /= 2;
+    return tl_launch(ctx, "gather", gather_kernel, tl_grid(modes * width, lanes), THREADS, shares, parts, n, width,
+                     modes, (float)inner, (float)edge, lanes, re, im);
 }
 
 int32_t synthesis(tl_context *ctx, const float *re, const float *im, int64_t n, int64_t width, int64_t modes, float *y)
 {
-    if (!truncated(n, width, modes)) {
-        const int64_t total = width * (n / 2 + 1);
-        tl_scratch<float2> S(ctx);
-        TL_TRY(S.allocate(total));
-        TL_TRY(tl_launch(ctx, "put", put_kernel, tl_grid(total, THREADS), THREADS, re, im, n, width, modes, total, S));
-        return tl_fft_run(ctx, tl_fft_shape{n, width, width, 1, 1}, y, S);
-    }
-    if (2 * width <= CHANNELS && tl_narrow_synthesis_tiles(n, width) > 1)
-        return tl_narrow_synthesis(ctx, re, im, n, width, modes, y);
+    if (!tl_select_truncated(n, width, modes))
+        return tl_library_inverse(
+            ctx, n, width,
+            tl_half_spectra{const_cast<float *>(re), const_cast<float *>(im), 1, width, modes, 1.0f, 0.5f},
+            tl_real_rows{y, 1, width});
     const int64_t tiles = tl_ceil_div(n, TILE), chunks = tl_ceil_div(width, CHANNELS);
     const int64_t per_block = tiles_of_block(tiles, chunks, HALVES);
     const dim3 grid((unsigned)tl_ceil_div(tiles, per_block), (unsigned)chunks);

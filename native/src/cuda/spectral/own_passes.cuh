@@ -1,25 +1,21 @@
-/* What own transforms share on CUDA: passes over shared memory, and real rows (spectral/own.cuh). Of a kernel's file alone.
+/* What own transforms share on CUDA: passes over shared memory, and real rows (spectral/spectral.cuh). Of a kernel's file alone.
  *
  * Numbers of a buffer lie pad(i) apart: 16 lanes that write 8 apart then meet 16 different pairs of banks. */
 #pragma once
 
-#include "cuda/spectral/own.cuh"
-#include "cuda/spectral/plan.cuh"
+#include "cuda/spectral/spectral.cuh"
 #include "formula/butterfly.h"
 
 namespace {
 
 /* What scales a row that is transformed again, and its result. */
 constexpr float DOWN = 0x1p-64f, UP = 0x1p64f;
-/* Shared memory of any block. */
-constexpr size_t MOST_BYTES = 224 << 10;
-
 __host__ __device__ constexpr int pad(int i) { return i + i / 16; }
 __host__ __device__ constexpr int pitch(int n) { return pad(n) + 1; }
 
 __device__ __forceinline__ bool bad(float x) { return tl_not_finite(x); }
 
-__device__ __forceinline__ tl_complex take(const float2 *x, int at)
+__device__ __forceinline__ tl_complex take(const float2 *x, int64_t at)
 {
     const float2 v = x[at];
     return tl_complex_of(v.x, v.y);
@@ -96,13 +92,66 @@ __device__ __forceinline__ tl_complex turned(const tl_own_plan &plan, tl_complex
 
 using Real = tl_own_real_rows;
 
-/* Bin k of the half spectrum times its factor; both parts NaN if one is not finite. `down` scales what is read. */
-__device__ __forceinline__ tl_complex bin(const Real &t, const float *S, int64_t k, float down)
+/* Bin k of the half spectrum times its factor; both parts NaN if one is not finite. What is read is scaled by `before`, the
+ * bin by `after`. */
+__device__ __forceinline__ tl_complex bin(const Real &t, const float *S, int64_t k, float before, float after)
 {
     const bool edge = k == 0 || 2 * k == t.n;
-    const float r = S[2 * k] * down, i = edge ? 0.0f : S[2 * k + 1] * down, poison = (r - r) + (i - i);
+    const float r = S[2 * k] * before, i = edge ? 0.0f : S[2 * k + 1] * before, poison = (r - r) + (i - i);
     const float factor = edge ? t.edge : t.inner;
-    return tl_complex_of(r * factor + poison, i * factor + poison);
+    return tl_complex_of((r * factor + poison) * after, (i * factor + poison) * after);
+}
+
+/* The root that splits bin k of a packed transform, or joins it. */
+__device__ __forceinline__ float2 split_root(const tl_own_plan &plan, int64_t k)
+{
+    return reinterpret_cast<const float2 *>(plan.real)[k];
+}
+
+/* Numbers k and n - k of what the inverse transform of an even row takes, the parts exchanged, from their bins; whether these are
+ * finite, as factors are at most 1. */
+__device__ __forceinline__ bool join_bins(const tl_own_plan &plan, const Real &t, const float *S, int64_t k,
+                                          float before, float after, tl_complex *number, tl_complex *other)
+{
+    const tl_complex a = bin(t, S, k, before, after), b = bin(t, S, plan.n - k, before, after);
+    const float2 w = split_root(plan, k);
+    tl_complex z, y;
+    TL_JOIN(a, b, w.x, w.y, z.r, z.i, y.r, y.i);
+    *number = tl_complex_of(z.i, z.r);
+    *other = tl_complex_of(y.i, y.r);
+    return !bad(a.r) && !bad(b.r);
+}
+
+/* Bin k of a transformed row, and of an even one bin n - k, scaled by `up`, to put(bin, re, im); take(k) is number k of the
+ * transform. A row whose bin 0 is not finite becomes NaN. */
+template <class Take, class Put>
+__device__ __forceinline__ void split_bins(const tl_own_plan &plan, const Real &t, bool odd, int64_t k, float up,
+                                           const Take &take_number, const Put &put_bin)
+{
+    const tl_complex zero = take_number(0);
+    const float x0 = (odd ? zero.r : zero.r + zero.i) * t.edge;
+    const bool poisoned = x0 - x0 != 0.0f;
+    auto put_scaled = [&](int64_t at, float r, float i) {
+        put_bin(at, poisoned ? TL_NAN : r * up, poisoned ? TL_NAN : i * up);
+    };
+    if (k == 0) {
+        put_scaled(0, x0, 0.0f);
+        if (!odd) put_scaled(plan.n, (zero.r - zero.i) * t.edge, 0.0f);
+        return;
+    }
+    const tl_complex a = take_number(k);
+    if (odd) {
+        put_scaled(k, a.r * t.inner, a.i * t.inner);
+        return;
+    }
+    const int64_t across = plan.n - k;
+    const tl_complex b = take_number(across);
+    const float2 w = split_root(plan, k);
+    const float half = 0.5f * t.inner;
+    float xr, xi, yr, yi;
+    TL_SPLIT(a, b, w.x, w.y, half, xr, xi, yr, yi);
+    if (across != k) put_scaled(k, xr, xi);
+    put_scaled(across, yr, yi);
 }
 
 /* Part `at` of a row that a transform reads, whether it is one that the result depends on. */
@@ -113,7 +162,5 @@ __device__ __forceinline__ bool read_part(const Real &t, bool inverse, int64_t a
 
 } /* namespace */
 
-/* Transforms of few numbers, into *status; false where they are more (spectral/few.cu). */
-bool tl_own_few(tl_context *ctx, const tl_own_plan &plan, const tl_own_real_rows &t, bool inverse, int32_t *status);
-/* Transforms whose rows fit shared memory, into *status; false where they do not (spectral/own_rows.cu). */
-bool tl_own_rows(tl_context *ctx, const tl_own_plan &plan, const tl_own_real_rows &t, bool inverse, int32_t *status);
+/* Transforms of plans that are in shared memory (spectral/own_rows.cu). */
+int32_t tl_own_rows(tl_context *ctx, const tl_own_plan &plan, const tl_own_real_rows &t, bool inverse);

@@ -1,6 +1,5 @@
-/* Real transforms whose rows fit shared memory, in one kernel: a row is read, joined or packed, transformed by passes from one buffer
- * to the other, split, and written. Direct ones (up to TL_FFT_DIRECT, and Bluestein's over one) have several rows to a block,
- * four steps one.
+/* Real transforms whose plan is direct, or Bluestein's over a direct one, in one kernel: several rows to a block, which are read, joined
+ * or packed, transformed by passes over shared memory from one buffer to the other, split, and written.
  *
  * A row whose result is not finite though all of it is finite is transformed again, scaled by 2^-64, as on the CPU. */
 #include <algorithm>
@@ -9,253 +8,169 @@
 
 namespace {
 
-constexpr int THREADS = 256, MATRIX_THREADS = 512;
+constexpr int THREADS = 256, MAX_ROWS = 256;
 /* Shared memory of a block of several rows. */
 constexpr size_t ROWS_BYTES = 48 << 10;
-/* The longest transform that may fit. */
-constexpr int64_t MATRIX_MOST = MOST_BYTES / (2 * sizeof(float2));
 
-constexpr int MOST_ROWS = 256;
-
-/* Where the numbers of a row lie: one after the other, or, of four steps, column by column before the transform and afterwards
- * number k1 + n1·k2 in row k1 of the matrix. */
-template <bool MATRIX> struct Places {
-    tl_fastdiv by_n1, by_n2;
-    int size; /* numbers of a row's buffer */
-
-    explicit Places(const tl_own_plan &plan) : by_n1(), by_n2(), size(pitch((int)plan.m))
-    {
-        if (!MATRIX) return;
-        const int n1 = plan.direct.n, n2 = plan.rows.n;
-        by_n1 = tl_fastdiv((uint64_t)n1), by_n2 = tl_fastdiv((uint64_t)n2);
-        size = std::max(n2 * pitch(n1), n1 * pitch(n2));
+/* call(row, j) for the `length` numbers j of every row, blockDim.x apart, without a division for each. */
+template <class Call> __device__ __forceinline__ void each_number(int rows, int length, const Call &call)
+{
+    const int threads = (int)blockDim.x, down = threads / length, right = threads - down * length;
+    int row = (int)threadIdx.x / length, j = (int)threadIdx.x - row * length;
+#pragma unroll 4
+    while (row < rows) {
+        call(row, j);
+        row += down, j += right;
+        if (j >= length) row++, j -= length;
     }
-    __device__ __forceinline__ int before(int i) const
+}
+
+/* A block's rows. */
+template <bool INVERSE, bool ODD> struct Block {
+    const tl_own_plan &plan;
+    const Real &t;
+    int64_t first;
+    int rows, apart; /* numbers between rows */
+
+    __device__ __forceinline__ int length() const { return INVERSE ? (int)(2 * t.bins) : (int)t.n; }
+    __device__ __forceinline__ const float *from(int c) const { return t.from + (first + c) * length(); }
+
+    /* What enters the complex transform: Bluestein's chirp turns it. */
+    __device__ __forceinline__ void enter(float2 *row, int j, tl_complex z) const
     {
-        if (!MATRIX) return pad(i);
-        uint32_t column;
-        const int at = (int)by_n2.divmod((uint32_t)i, &column);
-        return (int)column * pitch((int)by_n1.divisor) + pad(at);
+        if (plan.bluestein) z = tl_times(z, plan.chirp[2 * j], plan.chirp[2 * j + 1]);
+        save(row, j, z);
     }
-    __device__ __forceinline__ int after(int k) const
+    /* Reads the rows, times `down`. */
+    __device__ __forceinline__ void read(float2 *x, float down) const
     {
-        if (!MATRIX) return pad(k);
-        uint32_t k1;
-        const int k2 = (int)by_n1.divmod((uint32_t)k, &k1);
-        return (int)k1 * pitch((int)by_n2.divisor) + pad(k2);
+        const int n = (int)plan.n, m = (int)plan.m;
+        if constexpr (!INVERSE) {
+            each_number(rows, n, [&](int c, int j) {
+                const float *const row = from(c);
+                enter(x + c * apart, j,
+                      ODD ? tl_complex_of(row[j] * down, 0.0f)
+                          : tl_complex_of(row[2 * j] * down, row[2 * j + 1] * down));
+            });
+        } else {
+            each_number(rows, n / 2 + 1, [&](int c, int k) {
+                float2 *const row = x + c * apart;
+                tl_complex z, y;
+                if (ODD) {
+                    const tl_complex v = bin(t, from(c), k, down, 1.0f);
+                    z = tl_complex_of(v.i, v.r), y = tl_complex_of(-v.i, v.r);
+                } else {
+                    join_bins(plan, t, from(c), k, down, 1.0f, &z, &y);
+                }
+                enter(row, k, z);
+                if (k > 0 && n - k != k) enter(row, n - k, y);
+            });
+        }
+        if (m > n)
+            each_number(rows, m - n, [&](int c, int j) { save(x + c * apart, n + j, tl_complex_of(0.0f, 0.0f)); });
+    }
+    /* Bluestein's convolution of what z, x or y, has the transform of; returns where the result lies. */
+    __device__ __forceinline__ float2 *convolve(float2 *z, float2 *x, float2 *y) const
+    {
+        each_number(rows, (int)plan.m, [&](int c, int k) {
+            const tl_complex v = tl_times(load(z + c * apart, k), plan.kernel[2 * k], plan.kernel[2 * k + 1]);
+            save(z + c * apart, k, tl_complex_of(v.i, v.r)); /* the next transform is the inverse */
+        });
+        __syncthreads();
+        float2 *const made = direct(plan.direct, z, z == x ? y : x, rows, apart);
+        each_number(rows, (int)plan.n, [&](int c, int k) {
+            const tl_complex v = load(made + c * apart, k);
+            save(made + c * apart, k, tl_times(tl_complex_of(v.i, v.r), plan.chirp[2 * k], plan.chirp[2 * k + 1]));
+        });
+        __syncthreads();
+        return made;
+    }
+    /* Writes the rows, times `up`, at the second attempt those that are wrong: a number of them is not finite. */
+    __device__ __forceinline__ void write(const float2 *z, float up, int attempt, int *wrong) const
+    {
+        const int n = (int)plan.n;
+        each_number(rows, INVERSE ? n : n / 2 + 1, [&](int c, int k) {
+            if (attempt > 0 && !wrong[c]) return;
+            const float2 *const row = z + c * apart;
+            if constexpr (INVERSE) {
+                const tl_complex v = load(row, k);
+                const float one = v.i * up, two = v.r * up;
+                float *const to = t.to + (first + c) * t.n + (ODD ? k : 2 * k);
+                to[0] = one;
+                if (!ODD) to[1] = two;
+                if (bad(one) || (!ODD && bad(two))) wrong[c] = 1;
+            } else {
+                float *const to = t.to + (first + c) * 2 * t.bins;
+                split_bins(
+                    plan, t, ODD, k, up, [&](int64_t i) { return load(row, (int)i); },
+                    [&](int64_t at, float r, float i) {
+                        to[2 * at] = r;
+                        to[2 * at + 1] = i;
+                        if (bad(r) || bad(i)) wrong[c] = 1;
+                    });
+            }
+        });
+    }
+    /* wrong[c] becomes 0 where a row that counts is not finite itself. */
+    __device__ __forceinline__ void excuse(int *wrong) const
+    {
+        each_number(rows, length(), [&](int c, int j) {
+            if (read_part(t, INVERSE, j) && bad(from(c)[j])) wrong[c] = 0;
+        });
+    }
+    /* After a barrier, and with one. */
+    __device__ __forceinline__ bool has_wrong(const int *wrong) const
+    {
+        bool some = false;
+        for (int c = threadIdx.x; c < rows; c += THREADS)
+            some |= wrong[c] != 0;
+        return __syncthreads_or(some);
     }
 };
 
-/* Transforms `rows` rows in x, after a barrier; returns where they lie, x or y, after one. */
-template <bool MATRIX>
-__device__ float2 *transform(const tl_own_plan &plan, const Places<MATRIX> &places, float2 *x, float2 *y, int rows)
-{
-    if (!MATRIX) return direct(plan.direct, x, y, rows, places.size);
-    const int n1 = plan.direct.n, n2 = plan.rows.n;
-    float2 *const columns = direct(plan.direct, x, y, n2, pitch(n1)), *const free = columns == x ? y : x;
-    for (int e = threadIdx.x; e < n1 * n2; e += blockDim.x) {
-        uint32_t column;
-        const int k = (int)places.by_n2.divmod((uint32_t)e, &column);
-        put(free, k * pitch(n2) + pad((int)column),
-            turned(plan, take(columns, (int)column * pitch(n1) + pad(k)), k, column));
-    }
-    __syncthreads();
-    return direct(plan.rows, free, columns, n1, pitch(n2));
-}
-
-/* The root that splits bin k of a packed transform, or joins it. */
-template <bool MATRIX> __device__ __forceinline__ float2 packed_root(const tl_own_plan &plan, int k)
-{
-    if (!MATRIX) return make_float2(plan.real[2 * k], plan.real[2 * k + 1]);
-    double c, s;
-    tl_root_at(&plan.packed, (uint64_t)k, &c, &s);
-    return make_float2((float)c, (float)s);
-}
-
-/* Bin k as a row enters its transform; of long rows the factor comes before the scale. */
-template <bool MATRIX>
-__device__ __forceinline__ tl_complex entering(const Real &t, const float *S, int64_t k, float down)
-{
-    if (!MATRIX) return bin(t, S, k, down);
-    const tl_complex v = bin(t, S, k, 1.0f);
-    return tl_complex_of(v.r * down, v.i * down);
-}
-
-/* A block owns `count` rows. */
-template <bool INVERSE, bool ODD, bool MATRIX>
-__global__ void __launch_bounds__(MATRIX ? MATRIX_THREADS : THREADS)
-    rows_kernel(const __grid_constant__ tl_own_plan plan, const __grid_constant__ Real t,
-                const __grid_constant__ Places<MATRIX> places, int count)
+/* A block owns `count` rows. In 64 registers a thread, an SM has the blocks that its shared memory has room for. */
+template <bool INVERSE, bool ODD>
+__global__ void __launch_bounds__(THREADS, 4)
+    rows_kernel(const __grid_constant__ tl_own_plan plan, const __grid_constant__ Real t, int count)
 {
     TL_DYNAMIC_SHARED(float2, memory);
-    __shared__ float down[MOST_ROWS], up[MOST_ROWS];
-    __shared__ int again[MOST_ROWS];
-    const int n = (int)plan.n, m = (int)plan.m, apart = places.size, bins = (int)t.bins, threads = (int)blockDim.x;
+    __shared__ int wrong[MAX_ROWS];
     const int64_t first = (int64_t)blockIdx.x * count;
-    const int rows = (int)(t.batch - first < count ? t.batch - first : count);
-    const int64_t in = INVERSE ? 2 * t.bins : t.n, out = INVERSE ? t.n : 2 * t.bins;
+    const int rows = (int)(t.batch - first < count ? t.batch - first : count), apart = pitch((int)plan.m);
+    const Block<INVERSE, ODD> block = {plan, t, first, rows, apart};
     float2 *const x = memory, *const y = memory + count * apart;
-    for (int c = threadIdx.x; c < rows; c += threads)
-        down[c] = up[c] = 1.0f, again[c] = 1;
-    __syncthreads();
+    for (int c = threadIdx.x; c < rows; c += THREADS)
+        wrong[c] = 0;
     for (int attempt = 0; attempt < 2; attempt++) {
-        /* what enters the complex transform: Bluestein's chirp turns it */
-        auto enter = [&](float2 *row, int j, tl_complex z) {
-            if (plan.bluestein) z = tl_times(z, plan.chirp[2 * j], plan.chirp[2 * j + 1]);
-            put(row, places.before(j), z);
-        };
-        for (int c = 0; c < rows; c++) {
-            const float *const from = t.from + (first + c) * in;
-            float2 *const row = x + c * apart;
-            const float d = down[c];
-            if (!INVERSE) {
-                for (int j = threadIdx.x; j < n; j += threads)
-                    enter(row, j,
-                          ODD ? tl_complex_of(from[j] * d, 0.0f) : tl_complex_of(from[2 * j] * d, from[2 * j + 1] * d));
-            } else if (ODD) {
-                for (int k = threadIdx.x; k < bins; k += threads) {
-                    const tl_complex b = entering<MATRIX>(t, from, k, d);
-                    enter(row, k, tl_complex_of(b.i, b.r));
-                    if (k > 0) enter(row, n - k, tl_complex_of(-b.i, b.r));
-                }
-            } else {
-                for (int k = threadIdx.x; k <= n / 2; k += threads) {
-                    const tl_complex a = entering<MATRIX>(t, from, k, d), b = entering<MATRIX>(t, from, n - k, d);
-                    const float2 root = packed_root<MATRIX>(plan, k);
-                    tl_complex z, w;
-                    TL_JOIN(a, b, root.x, root.y, z.r, z.i, w.r, w.i);
-                    if (k > 0 && n - k != k) enter(row, n - k, tl_complex_of(w.i, w.r));
-                    enter(row, k, tl_complex_of(z.i, z.r));
-                }
-            }
-            for (int j = n + threadIdx.x; j < m; j += threads)
-                put(row, places.before(j), tl_complex_of(0.0f, 0.0f));
-        }
+        block.read(x, attempt ? DOWN : 1.0f);
         __syncthreads();
-        float2 *z = transform(plan, places, x, y, rows);
-        if (plan.bluestein) {
-            for (int c = 0; c < rows; c++)
-                for (int k = threadIdx.x; k < m; k += threads) {
-                    const tl_complex v =
-                        tl_times(take(z + c * apart, places.after(k)), plan.kernel[2 * k], plan.kernel[2 * k + 1]);
-                    /* the next transform is the inverse; of four steps, other threads' numbers lie in the way */
-                    put((MATRIX ? (z == x ? y : x) : z) + c * apart, places.before(k), tl_complex_of(v.i, v.r));
-                }
-            __syncthreads();
-            if (MATRIX) z = z == x ? y : x;
-            z = transform(plan, places, z, z == x ? y : x, rows);
-            for (int c = 0; c < rows; c++)
-                for (int k = threadIdx.x; k < n; k += threads) {
-                    float2 *const number = z + c * apart + places.after(k);
-                    const tl_complex v = take(number, 0);
-                    put(number, 0, tl_times(tl_complex_of(v.i, v.r), plan.chirp[2 * k], plan.chirp[2 * k + 1]));
-                }
-            __syncthreads();
-        }
-        bool scaled = false;
-        for (int c = 0; c < rows; c++) {
-            if (!again[c]) continue; /* all threads alike */
-            const float2 *const row = z + c * apart;
-            float *const to = t.to + (first + c) * out;
-            const float u = up[c];
-            bool wrong = false;
-            if (INVERSE) {
-                for (int j = threadIdx.x; j < n; j += threads) {
-                    const tl_complex v = take(row, places.after(j));
-                    const float one = v.i * u, two = v.r * u;
-                    wrong |= bad(one) || (!ODD && bad(two));
-                    if (ODD) {
-                        to[j] = one;
-                    } else {
-                        to[2 * j] = one;
-                        to[2 * j + 1] = two;
-                    }
-                }
-            } else {
-                const tl_complex zero = take(row, 0);
-                const float x0 = (ODD ? zero.r : zero.r + zero.i) * t.edge;
-                const bool poisoned = x0 - x0 != 0.0f;
-                auto write = [&](int k, float r, float i) {
-                    r = poisoned ? TL_NAN : r * u;
-                    i = poisoned ? TL_NAN : i * u;
-                    wrong |= bad(r) || bad(i);
-                    to[2 * k] = r;
-                    to[2 * k + 1] = i;
-                };
-                if (ODD) {
-                    for (int k = threadIdx.x; k < bins; k += threads) {
-                        const tl_complex v = take(row, places.after(k));
-                        write(k, k ? v.r * t.inner : x0, k ? v.i * t.inner : 0.0f);
-                    }
-                } else {
-                    const float half = 0.5f * t.inner;
-                    for (int k = threadIdx.x; k <= n / 2; k += threads) {
-                        if (k == 0) {
-                            write(0, x0, 0.0f);
-                            write(n, (zero.r - zero.i) * t.edge, 0.0f);
-                            continue;
-                        }
-                        const tl_complex a = take(row, places.after(k)), b = take(row, places.after(n - k));
-                        const float2 root = packed_root<MATRIX>(plan, k);
-                        float xr, xi, yr, yi;
-                        TL_SPLIT(a, b, root.x, root.y, half, xr, xi, yr, yi);
-                        if (n - k != k) write(k, xr, xi);
-                        write(n - k, yr, yi);
-                    }
-                }
-            }
-            wrong = __syncthreads_or(wrong);
-            if (wrong && attempt == 0) {
-                const float *const from = t.from + (first + c) * in;
-                bool infinite = false;
-                for (int64_t j = threadIdx.x; j < in; j += threads)
-                    infinite |= read_part(t, INVERSE, j) && bad(from[j]);
-                wrong = !__syncthreads_or(infinite);
-            }
-            if (threadIdx.x == 0) {
-                again[c] = wrong;
-                down[c] = wrong ? DOWN : 1.0f;
-                up[c] = wrong ? UP : 1.0f;
-            }
-            scaled |= wrong;
-        }
+        float2 *z = direct(plan.direct, x, y, rows, apart);
+        if (plan.bluestein) z = block.convolve(z, x, y);
+        block.write(z, attempt ? UP : 1.0f, attempt, wrong);
+        if (attempt == 1) break;
         __syncthreads();
-        if (!scaled) break;
+        if (!block.has_wrong(wrong)) break;
+        block.excuse(wrong);
+        __syncthreads();
+        if (!block.has_wrong(wrong)) break;
     }
 }
 
-template <bool INVERSE, bool ODD, bool MATRIX>
-int32_t in_shared(tl_context *ctx, const tl_own_plan &plan, const Real &t)
+template <bool INVERSE, bool ODD> int32_t launch(tl_context *ctx, const tl_own_plan &plan, const Real &t)
 {
-    const Places<MATRIX> places(plan);
-    const size_t row = 2 * sizeof(float2) * places.size;
-    int64_t count = (int64_t)(ROWS_BYTES / row);
-    count = count < 1 || MATRIX ? 1 : count > MOST_ROWS ? MOST_ROWS : count;
+    const size_t row = 2 * sizeof(float2) * pitch((int)plan.m);
+    int64_t count = std::min<int64_t>(MAX_ROWS, std::max<int64_t>(1, ROWS_BYTES / row));
     while (count > 1 && tl_ceil_div(t.batch, count) < 2 * tl_cuda_sms(ctx))
         count = (count + 1) / 2;
-    const size_t bytes = (size_t)count * row;
-    const auto kernel = rows_kernel<INVERSE, ODD, MATRIX>;
-    TL_TRY(tl_allow_shared(ctx, kernel, bytes));
-    return tl_launch_dynamic(ctx, "rows", kernel, tl_grid(t.batch, count), MATRIX ? MATRIX_THREADS : THREADS, bytes,
-                             plan, t, places, (int)count);
-}
-
-template <bool MATRIX> int32_t in_shared(tl_context *ctx, const tl_own_plan &plan, const Real &t, bool inverse)
-{
-    if (inverse)
-        return t.n % 2 ? in_shared<true, true, MATRIX>(ctx, plan, t) : in_shared<true, false, MATRIX>(ctx, plan, t);
-    return t.n % 2 ? in_shared<false, true, MATRIX>(ctx, plan, t) : in_shared<false, false, MATRIX>(ctx, plan, t);
+    const auto kernel = rows_kernel<INVERSE, ODD>;
+    TL_TRY(tl_allow_shared(ctx, kernel, count * row));
+    return tl_launch_dynamic(ctx, "rows", kernel, tl_grid(t.batch, count), THREADS, count * row, plan, t, (int)count);
 }
 
 } /* namespace */
 
-bool tl_own_rows(tl_context *ctx, const tl_own_plan &plan, const tl_own_real_rows &t, bool inverse, int32_t *status)
+int32_t tl_own_rows(tl_context *ctx, const tl_own_plan &plan, const tl_own_real_rows &t, bool inverse)
 {
-    if (plan.in_shared) {
-        *status = in_shared<false>(ctx, plan, t, inverse);
-        return true;
-    }
-    if (plan.m > MATRIX_MOST || 2 * sizeof(float2) * Places<true>(plan).size > MOST_BYTES) return false;
-    *status = in_shared<true>(ctx, plan, t, inverse);
-    return true;
+    if (inverse) return t.n % 2 ? launch<true, true>(ctx, plan, t) : launch<true, false>(ctx, plan, t);
+    return t.n % 2 ? launch<false, true>(ctx, plan, t) : launch<false, false>(ctx, plan, t);
 }

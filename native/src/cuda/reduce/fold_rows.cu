@@ -1,0 +1,344 @@
+/* Folds on CUDA of results whose last axis is reduced, and of the values that an earlier level left, in the order of formula/fold.h:
+ * a block owns a row, or up to 256 segments of it, and folds the segments' values too. A long result takes one launch: of the blocks
+ * that share 256 segments the last one to come folds their values, and of those that did so the last one folds theirs. Which block
+ * that is depends on chance, what it computes does not. */
+#include "cuda/reduce/folds.cuh"
+
+namespace {
+
+using namespace tl_folds;
+
+/* A row: up to `extent` consecutive elements of a result whose last axis is reduced, or of the values `from` that an earlier
+ * level left, planes of results x length, each of `each` elements. A block owns one row or several. A team of LANES threads owns
+ * a segment, every 32nd one of a long row; the segments' values stay in shared memory, where a team folds them. */
+constexpr int ROW_SEGMENTS = SEGMENT;
+
+struct Rows {
+    const float *x;
+    const double *from, *centre;
+    const float *centre_out;
+    double *to;
+    float *out;
+    Axes kept, reduced;
+    int64_t rows, results, length, each, extent;
+    tl_fastdiv parts;   /* rows of a result */
+    int segments, room; /* of a row at most, and the teams that it has: one for each, or all */
+    int lanes, width;   /* lanes that fold a segment, and the segments' values */
+    tl_fold_rule rule;
+    Together together;
+};
+
+/* A thread's row, as its team sees it. */
+struct Row {
+    const float *x;                      /* the result's elements */
+    int64_t index, result, begin;        /* begin: its first element or value within the result */
+    int length, segments, segment, lane; /* segment: the team's first */
+    int first;                           /* where the row's values lie in shared memory */
+};
+
+/* a and b together, of products without taking the power of two out of the number: up to 256 numbers below 2 stay below 2^256,
+ * and the powers of two change no rounding. */
+template <tl_fold_kind KIND> __device__ __forceinline__ void join(tl_folded *a, double v, double e, double zeros)
+{
+    if constexpr (KIND == TL_FOLD_PRODUCT)
+        a->v *= v, a->e += e, a->zeros += zeros;
+    else
+        tl_fold_join(KIND, &a->v, &a->e, &a->zeros, v, e, zeros);
+}
+
+/* Folds the first 2^k lanes of each team in halves, for all of its lanes; products, which are no centres, for lane 0. */
+template <tl_fold_kind KIND> __device__ __forceinline__ void fold_lanes(int lanes, tl_folded *f)
+{
+    constexpr bool PRODUCT = KIND == TL_FOLD_PRODUCT;
+    for (int half = lanes / 2; half > 0; half /= 2) {
+        const double v = __shfl_down_sync(~0u, f->v, half, LANES);
+        const double e = PRODUCT ? __shfl_down_sync(~0u, f->e, half, LANES) : 0.0;
+        const double zeros = PRODUCT ? __shfl_down_sync(~0u, f->zeros, half, LANES) : 0.0;
+        join<KIND>(f, v, e, zeros);
+    }
+    if constexpr (PRODUCT)
+        tl_fold_normalize(&f->v, &f->e);
+    else
+        f->v = __shfl_sync(~0u, f->v, 0, LANES);
+}
+
+/* The fold of the n values at `from`, in planes, by `lanes` lanes of a team, for all of them. Each value is that of `each`
+ * elements of the result, of which `behind` lie before; the last may be one of fewer. */
+template <tl_fold_kind KIND>
+__device__ __forceinline__ tl_folded join_values(const double *from, int64_t plane, int n, int lanes, int lane,
+                                                 int64_t each, int64_t behind, tl_fold_rule rule)
+{
+    tl_folded f = {tl_fold_start(KIND), 0.0, 0.0};
+    const int first = lane < lanes ? lane : n;
+    if constexpr (KIND == TL_FOLD_DEVIATION) {
+        tl_folded sum = {0.0, 0.0, 0.0};
+#pragma unroll 8
+        for (int r = first; r < n; r += lanes)
+            sum.v += from[plane + r];
+        fold_lanes<TL_FOLD_SUM>(lanes, &sum);
+        const double m = sum.v / (double)min(n * each, rule.n - behind);
+#pragma unroll 4
+        for (int r = first; r < n; r += lanes)
+            f.v += tl_fold_around(from[r], from[plane + r], (double)min(each, rule.n - behind - r * each), m);
+        fold_lanes<KIND>(lanes, &f);
+        f.e = sum.v;
+    } else {
+#pragma unroll 8
+        for (int r = first; r < n; r += lanes)
+            join<KIND>(&f, from[r], KIND == TL_FOLD_PRODUCT ? from[plane + r] : 0.0,
+                       KIND == TL_FOLD_PRODUCT ? from[2 * plane + r] : 0.0);
+        fold_lanes<KIND>(lanes, &f);
+    }
+    return f;
+}
+
+/* A fold's value, in planes from `to` on. */
+template <tl_fold_kind KIND> __device__ __forceinline__ void put_value(const tl_folded &f, double *to, int64_t plane)
+{
+    to[0] = f.v;
+    if constexpr (tl_fold_planes(KIND) > 1) to[plane] = f.e;
+    if constexpr (tl_fold_planes(KIND) > 2) to[2 * plane] = f.zeros;
+}
+
+/* The fold of segment s of a row, for all lanes of its team; of deviations the sum beside them. y holds the elements, which are
+ * loaded if they are not there. */
+template <tl_fold_kind KIND, int REDUCED>
+__device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row, int s, float (&y)[PER_LANE], bool load,
+                                                  double m)
+{
+    /* Below 1 behind the row. Not raised to 0: of max(min(r, SEGMENT), 0), ptxas 13.0 takes the answer to n == SEGMENT
+     * (mean_of_segment) from VIMNMX.RELU's predicate, and short segments had the mean of whole ones. */
+    const int n = min(row.length - s * SEGMENT, SEGMENT);
+    const int64_t begin = row.begin + s * SEGMENT;
+    if constexpr (REDUCED < 0) {
+        return join_values<KIND>(a.from + row.result * a.length + begin, a.results * a.length, n, a.lanes, row.lane,
+                                 a.each, begin * a.each, a.rule);
+    } else {
+        tl_folded f = {tl_fold_start(KIND), 0.0, 0.0};
+        if (__all_sync(~0u, n < 1)) return f; /* a warp behind the row takes no turns from the others */
+        const int count = (n - row.lane + LANES - 1) / LANES;
+        if (load) {
+            if constexpr (REDUCED == 1)
+                load_lane<KIND>(y, row.x, 1, (uint32_t)begin + row.lane, LANES, count);
+            else
+                load_lane<KIND, 2>(y, row.x, a.reduced, (uint32_t)begin + row.lane, LANES, count);
+        }
+        tl_folded sum = {0.0, 0.0, 0.0};
+        if constexpr (KIND == TL_FOLD_DEVIATION) {
+            keep_floats(y);
+            take_all<TL_FOLD_SUM>(sum, y, count, 0.0, a.rule);
+            fold_lanes<TL_FOLD_SUM>(LANES, &sum);
+            m = mean_of_segment(sum.v, n);
+        }
+        keep_floats(y);
+        take_all<KIND>(f, y, count, m, a.rule);
+        fold_lanes<KIND>(LANES, &f);
+        if (KIND == TL_FOLD_DEVIATION) f.e = sum.v;
+        return f;
+    }
+}
+
+/* The fold of the n values from `first` on, for all threads of a row, at least n, of which this one is number `own`: each computes one
+ * deviation, whose division takes longer than what the lanes add. All threads must call, when the values are there. */
+template <tl_fold_kind KIND>
+__device__ __forceinline__ tl_folded fold_values(double (*values)[ROW_SEGMENTS], int first, int own, int n, int lanes,
+                                                 int lane, int64_t each, int64_t behind, tl_fold_rule rule)
+{
+    if constexpr (KIND == TL_FOLD_DEVIATION) {
+        const tl_folded sum = join_values<TL_FOLD_SUM>(&values[1][first], 0, n, lanes, lane, each, behind, rule);
+        const double m = sum.v / (double)min(n * each, rule.n - behind);
+        double around = 0.0;
+        if (own < n)
+            around = tl_fold_around(values[0][first + own], values[1][first + own],
+                                    (double)min(each, rule.n - behind - own * each), m);
+        __syncthreads();
+        if (own < n) values[0][first + own] = around;
+        __syncthreads();
+        tl_folded f = join_values<TL_FOLD_SUM>(&values[0][first], 0, n, lanes, lane, each, behind, rule);
+        f.e = sum.v;
+        return f;
+    } else {
+        return join_values<KIND>(&values[0][first], ROW_SEGMENTS, n, lanes, lane, each, behind, rule);
+    }
+}
+
+/* The fold of a row, for all of its threads; of a row that others end with it (finish_together) the segments' values. All threads must
+ * call. */
+template <tl_fold_kind KIND, int REDUCED>
+__device__ __forceinline__ tl_folded fold_row(const Rows &a, const Row &row, float (&y)[PER_LANE], bool load, double m,
+                                              double (*values)[ROW_SEGMENTS])
+{
+    tl_folded f;
+#pragma unroll 1
+    for (int above = 0; above < a.segments; above += TEAMS) {
+        const int s = above + row.segment;
+        f = fold_segment<KIND, REDUCED>(a, row, s, y, load || a.segments > TEAMS, m);
+        if (row.lane == 0 && s < row.segments) put_value<KIND>(f, &values[0][row.first + s], ROW_SEGMENTS);
+    }
+    if (a.segments == 1) return f;
+    __syncthreads();
+    if (a.together.tickets) return f;
+    return fold_values<KIND>(values, row.first, row.segment * LANES + row.lane, row.segments, a.width, row.lane,
+                             SEGMENT * a.each, row.begin * a.each, a.rule);
+}
+
+/* What fold f of a result ends as, or its value, at `index` of planes of `plane`. One thread calls. */
+template <tl_fold_kind KIND>
+__device__ __forceinline__ void put_end(const Rows &a, const tl_folded &f, int64_t index, int64_t plane, double m)
+{
+    if (a.out)
+        a.out[index] = tl_fold_end(KIND, f, m, a.rule);
+    else
+        put_value<KIND>(f, a.to + index, plane);
+}
+
+/* ---- blocks that end a result together ------------------------------------------------------------------------------- */
+
+/* ticket + 1, of which the value before; what the block wrote before is seen by whoever finds it counted, and what others wrote before
+ * they were counted is seen behind it. A fence would order this with all other fences too, and takes longer. */
+__device__ __forceinline__ uint32_t count_ticket(uint32_t *ticket)
+{
+#ifdef __CUDA_ARCH__
+    uint32_t before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(__cvta_generic_to_global(ticket))
+                 : "memory");
+    return before;
+#else
+    return atomicAdd(ticket, 1u);
+#endif
+}
+
+/* Whether this block is the last of `count` that come with this ticket, which is then 0 again: what the others wrote before is seen.
+ * One thread counts, for all whose accesses the barriers order before its own or behind: it waits for memory and drops the L1 cache of
+ * the multiprocessor. All threads must call. */
+__device__ __forceinline__ bool is_last(uint32_t *ticket, uint32_t count)
+{
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = count_ticket(ticket) == count - 1;
+        if (last) *ticket = 0;
+    }
+    __syncthreads();
+    return last;
+}
+
+/* The n values at `from`, in planes, to shared memory, from L2, as other blocks wrote them. All threads must call. */
+template <int PLANES>
+__device__ __forceinline__ void load_values(const double *from, int64_t plane, int n, double (*values)[ROW_SEGMENTS])
+{
+    const int t = (int)threadIdx.x;
+    __syncthreads();
+    TL_UNROLL_FOR (int p = 0; p < PLANES; p++)
+        if (t < n) values[p][t] = __ldcv(from + p * plane + t);
+    __syncthreads();
+}
+
+/* Ends the result to which the row belongs, whose segments' values are in shared memory. */
+template <tl_fold_kind KIND>
+__device__ __forceinline__ void finish_together(const Rows &a, const Row &row, double (*values)[ROW_SEGMENTS], double m)
+{
+    constexpr int PLANES = tl_fold_planes(KIND);
+    const Together &of = a.together;
+    const int t = (int)threadIdx.x;
+    const int64_t group = row.begin / TL_FOLD_ROW, plane = a.results * of.segments,
+                  groups_plane = a.results * of.groups;
+    double *const values_of_group = of.segment_values + row.result * of.segments + group * SEGMENT;
+    double *const values_of_result = of.group_values + row.result * of.groups;
+    const int n = (int)min(of.segments - group * SEGMENT, (int64_t)SEGMENT);
+    if (row.segments < n) { /* else this block has the whole group */
+        TL_UNROLL_FOR (int p = 0; p < PLANES; p++)
+            if (t < row.segments) values_of_group[p * plane + (row.begin % TL_FOLD_ROW) / SEGMENT + t] = values[p][t];
+        if (!is_last(of.tickets + row.result * of.groups + group, (uint32_t)((n + a.segments - 1) / a.segments)))
+            return;
+        load_values<PLANES>(values_of_group, plane, n, values);
+    }
+    tl_folded f = fold_values<KIND>(values, 0, t, n, a.width, row.lane, SEGMENT, group * TL_FOLD_ROW, a.rule);
+    if (of.groups > 1) {
+        if (t == 0) put_value<KIND>(f, values_of_result + group, groups_plane);
+        if (!is_last(of.tickets + groups_plane + row.result, (uint32_t)of.groups)) return;
+        load_values<PLANES>(values_of_result, groups_plane, (int)of.groups, values);
+        f = fold_values<KIND>(values, 0, t, (int)of.groups, of.group_lanes, row.lane, TL_FOLD_ROW, 0, a.rule);
+    }
+    if (t == 0) put_end<KIND>(a, f, row.result, a.results, m);
+}
+
+/* KIND's centre is a fold CENTRE, or it has none, or an earlier one. */
+template <tl_fold_kind KIND, tl_fold_kind CENTRE, int REDUCED>
+__global__ void __launch_bounds__(THREADS, resident_rows(KIND, REDUCED)) rows_kernel(Rows a)
+{
+    tl_wait_for_earlier();
+    const int team = (int)threadIdx.x / LANES;
+    Row row;
+    uint32_t part;
+    row.index = (int64_t)blockIdx.x * (TEAMS / a.room) + team / a.room;
+    row.result = a.parts.divmod((uint32_t)row.index, &part);
+    row.begin = (int64_t)part * a.extent;
+    row.length = row.index < a.rows && team < TEAMS / a.room * a.room ? (int)min(a.length - row.begin, a.extent) : 0;
+    row.segments = (row.length + SEGMENT - 1) / SEGMENT;
+    row.segment = team % a.room, row.first = team - row.segment, row.lane = (int)threadIdx.x % LANES;
+    if (row.length == 0) row.result = row.begin = 0; /* of which nothing is read */
+    if constexpr (REDUCED >= 0) row.x = a.x + offset_of(a.kept, (uint32_t)row.result);
+    float y[PER_LANE];
+    double m = 0.0;
+    if constexpr (KIND != CENTRE) {
+        __shared__ double values[1][ROW_SEGMENTS];
+        m = tl_fold_centre(KIND, fold_row<CENTRE, REDUCED>(a, row, y, true, 0.0, values).v);
+    } else if constexpr (REDUCED >= 0) {
+        m = centre_of<KIND>(a.centre, a.centre_out, row.result);
+    }
+    __shared__ double values[tl_fold_planes(KIND)][ROW_SEGMENTS];
+    const tl_folded f = fold_row<KIND, REDUCED>(a, row, y, KIND == CENTRE, m, values);
+    if constexpr (KIND == CENTRE && REDUCED >= 0) {
+        if (a.together.tickets) {
+            finish_together<KIND>(a, row, values, m);
+            return;
+        }
+    }
+    if (row.lane > 0 || row.segment > 0 || row.length == 0) return;
+    if (REDUCED < 0 && a.out) m = centre_of<KIND>(a.centre, a.centre_out, row.result);
+    put_end<KIND>(a, f, row.index, a.rows, m);
+}
+
+/* Kinds with a centre of their own take both folds at once where CENTRED. */
+template <int REDUCED, bool CENTRED> auto rows_kernel_of(tl_fold_kind kind) -> void (*)(Rows)
+{
+    switch (kind) {
+    case TL_FOLD_SUM: return rows_kernel<TL_FOLD_SUM, TL_FOLD_SUM, REDUCED>;
+    case TL_FOLD_ABS: return rows_kernel<TL_FOLD_ABS, TL_FOLD_ABS, REDUCED>;
+    case TL_FOLD_SQUARE: return rows_kernel<TL_FOLD_SQUARE, TL_FOLD_SQUARE, REDUCED>;
+    case TL_FOLD_DEVIATION: return rows_kernel<TL_FOLD_DEVIATION, TL_FOLD_DEVIATION, REDUCED>;
+    case TL_FOLD_EXP: return rows_kernel < TL_FOLD_EXP, CENTRED ? TL_FOLD_MAX : TL_FOLD_EXP, REDUCED > ;
+    case TL_FOLD_POWER: return rows_kernel < TL_FOLD_POWER, CENTRED ? TL_FOLD_LARGEST : TL_FOLD_POWER, REDUCED > ;
+    case TL_FOLD_EQUAL: return rows_kernel<TL_FOLD_EQUAL, TL_FOLD_EQUAL, REDUCED>;
+    case TL_FOLD_MAX: return rows_kernel<TL_FOLD_MAX, TL_FOLD_MAX, REDUCED>;
+    case TL_FOLD_MIN: return rows_kernel<TL_FOLD_MIN, TL_FOLD_MIN, REDUCED>;
+    case TL_FOLD_LARGEST: return rows_kernel<TL_FOLD_LARGEST, TL_FOLD_LARGEST, REDUCED>;
+    default: return rows_kernel<TL_FOLD_PRODUCT, TL_FOLD_PRODUCT, REDUCED>;
+    }
+}
+
+} // namespace
+
+int32_t tl_folds::run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred, const double *from, int64_t length,
+                           int64_t extent, int64_t each, double *to, float *out, const Together &together)
+{
+    Rows a = {p.x, from, p.centre, p.centre_out, to, out};
+    const int64_t segments = tl_ceil_div(length, SEGMENT);
+    a.kept = axes_of(p.f.kept, p.f.kept_size, p.f.kept_stride);
+    a.reduced = axes_of(p.f.reduced, p.f.reduced_size, p.f.reduced_stride);
+    a.parts = tl_fastdiv((uint64_t)tl_ceil_div(length, extent));
+    a.results = p.results(), a.rows = a.results * a.parts.divisor, a.length = length, a.each = each, a.extent = extent;
+    a.segments = (int)tl_imin(segments, extent / SEGMENT);
+    a.lanes = (int)tl_fold_width(length), a.width = (int)tl_fold_width(segments);
+    a.room = (int)tl_imin(a.segments, TEAMS);
+    a.rule = p.rule, a.together = together;
+    const bool one = a.reduced.count == 1;
+    const auto kernel = from      ? rows_kernel_of<-1, false>(p.kind)
+                        : centred ? one ? rows_kernel_of<1, true>(p.kind) : rows_kernel_of<2, true>(p.kind)
+                        : one     ? rows_kernel_of<1, false>(p.kind)
+                                  : rows_kernel_of<2, false>(p.kind);
+    return tl_launch_ahead(ctx, p.name, kernel, tl_grid(a.rows, TEAMS / a.room), THREADS, 0, a);
+}
