@@ -82,7 +82,7 @@ def _task(arguments: tuple[Any, ...]) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
+def one_thread_each() -> Iterator[None]:
     """Processes started within use one thread for NumPy's products: they are as many as there are processors."""
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
     before = {n: os.environ.get(n) for n in names}
@@ -140,7 +140,7 @@ def alarms(
         # started anew, not forked: a CUDA context does not survive a fork
         context = multiprocessing.get_context("spawn")
         pool = concurrent.futures.ProcessPoolExecutor(count_workers, mp_context=context)
-        with _one_thread_each(), pool:
+        with one_thread_each(), pool:
             for done in concurrent.futures.as_completed([pool.submit(_task, t) for t in tasks]):
                 enter(found := done.result())
                 progress.advance(float(TASK), found[0]["entry"])

@@ -39,6 +39,9 @@ CANARY_BYTES = 4096
 DELAY_CYCLES = 2_000_000
 #: every byte of a canary and of poisoned integers, which so are large and negative where they are signed, and no index
 CANARY = 0xA5
+#: how an array may lie in memory, besides one element after the other from an aligned address on: every second element along the
+#: last axis; the last axis first; contiguous, but one element behind an aligned address
+LAYOUTS = ("gaps", "transposed", "offset")
 
 
 def patterns_of(values: npt.ArrayLike, format: Format) -> Bits:
@@ -106,17 +109,21 @@ class Arrays:
         """A new array of `values`, rounded to `format`, in its container's type. With `strided` it is every second element, along
         the last axis, of a larger array whose other elements are NaN, which a kernel reads that ignores strides (an array without
         axes has none, and is made as it is); ValueError where the library has no such views (JAX)."""
-        return self.put(patterns_of(values, format), format.container, strided=strided)
+        return self.put(patterns_of(values, format), format.container, layout="gaps" if strided else "")
 
-    def put(self, patterns: Bits, dtype: str, *, strided: bool = False) -> Any:
-        """A new array of type `dtype` with these bit patterns; whole numbers have no gaps. See :meth:`make`."""
-        if not strided or patterns.ndim == 0 or dtype not in FORMATS:
+    def put(self, patterns: Bits, dtype: str, *, layout: str = "") -> Any:
+        """A new array of type `dtype` with these bit patterns, in one of :data:`LAYOUTS`; whole numbers are contiguous. See
+        :meth:`make`."""
+        if not layout or patterns.ndim == 0 or dtype not in FORMATS:
             return self._put(patterns.copy(), dtype)
         if not self.mutable:
             raise ValueError(f"{self.name}: {self.library} has no strided arrays")
-        gaps = np.full(
-            (*patterns.shape[:-1], 2 * patterns.shape[-1]), FORMATS[dtype].encode(np.nan), FORMATS[dtype].unsigned
-        )
+        nan = FORMATS[dtype].encode(np.nan)
+        if layout == "transposed" and patterns.ndim > 1:
+            return self._transposed(self._put(np.array(patterns.T, order="C"), dtype))
+        if layout == "offset":
+            return self._put(np.append(nan, patterns), dtype)[1:].reshape(patterns.shape)
+        gaps = np.full((*patterns.shape[:-1], 2 * patterns.shape[-1]), nan, FORMATS[dtype].unsigned)
         gaps[..., ::2] = patterns
         return self._put(gaps, dtype)[..., ::2]
 
@@ -208,6 +215,14 @@ class Arrays:
         steps = [(n - 1) * step for n, step in zip(array.shape, strides, strict=True)]
         return start + sum(min(s, 0) for s in steps), start + sum(max(s, 0) for s in steps) + PATTERNS[dtype].itemsize
 
+    def spoil(self, foreign: Any) -> None:
+        """Overwrites the elements with ones, as the owner of an array may, where they can be written."""
+        kind, array, _ = self._adopt(foreign)
+        try:
+            kind._spoil(array)
+        except (RuntimeError, TypeError, ValueError):  # of a broadcast tensor, or one of an inference
+            pass
+
     # what follows is NumPy's way; a library overrides what differs
 
     def _read(self, foreign: Any) -> tuple[npt.NDArray[Any], str]:
@@ -241,6 +256,17 @@ class Arrays:
     def _put(self, patterns: Bits, dtype: str) -> Any:
         """An array on the device with these bit patterns."""
         return patterns.view(FORMATS[dtype].dtype if dtype in FORMATS else np.dtype(dtype))
+
+    @staticmethod
+    def _transposed(array: Any) -> Any:
+        """The array with its axes in reversed order, in the same memory."""
+        return array.transpose()
+
+    @staticmethod
+    def _spoil(array: Any) -> None:
+        """Overwrites the array, as its owner may; what cannot be written stays."""
+        if array.flags.writeable:
+            array[...] = True
 
     @staticmethod
     def _host(array: Any, unsigned: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -328,8 +354,17 @@ class Torch(Arrays):
         return host.to(self.device).view(getattr(self.module, dtype))
 
     @staticmethod
+    def _transposed(array: Any) -> Any:
+        return array.permute(*reversed(range(array.ndim)))
+
+    @staticmethod
+    def _spoil(array: Any) -> None:
+        with sys.modules["torch"].no_grad():
+            array.fill_(1)
+
+    @staticmethod
     def _host(array: Any, unsigned: np.dtype[Any]) -> npt.NDArray[Any]:
-        return array.view(getattr(sys.modules["torch"], _SIGNED[unsigned])).cpu().numpy()
+        return array.resolve_neg().view(getattr(sys.modules["torch"], _SIGNED[unsigned])).cpu().numpy()
 
     @staticmethod
     def _place(array: Any) -> tuple[int, tuple[int, ...]]:
@@ -354,6 +389,10 @@ class CuPy(Arrays):
             raise TypeError(f"{self.name}: CuPy has no {dtype}; use array='torch:cuda'")
         with self.device:
             return self.module.asarray(super()._put(patterns, dtype))
+
+    @staticmethod
+    def _spoil(array: Any) -> None:
+        array.fill(1)
 
     @staticmethod
     def _host(array: Any, unsigned: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -400,6 +439,10 @@ class Jax(Arrays):
             advice = 'call jax.config.update("jax_enable_x64", True) first'
             raise ValueError(f"{self.name}: JAX makes {array.dtype.name} of {dtype}: {advice}")
         return array
+
+    @staticmethod
+    def _spoil(array: Any) -> None:
+        """Nobody writes an array of JAX."""
 
     @staticmethod
     def _place(array: Any) -> tuple[int, tuple[int, ...]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from audit.alarms import one_thread_each
 from audit.environment import describe_run, processors
 from audit.judge.defects import FORMATS, in_format
 from audit.judge.kernels import RIGHT, f32
@@ -122,7 +123,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--dtypes", default=",".join(FORMATS), help=f"number formats ({','.join(FORMATS)})")
     parser.add_argument("--seed", type=int, default=50_000)
     parser.add_argument(
-        "--workers", type=int, default=processors(), metavar="N", help="processes (default: one per processor)"
+        "--workers",
+        "--jobs",
+        type=int,
+        default=processors(),
+        metavar="N",
+        help="processes (default: one per processor)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--commit", help="the commit to record")
@@ -131,20 +137,24 @@ def main(argv: Sequence[str]) -> int:
     names, lines, failures = list(known), [], []
     dtypes = [d for d in args.dtypes.split(",") if d]
     progress = Progress(len(dtypes) * len(names), "kernels")
-    with concurrent.futures.ProcessPoolExecutor(args.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    pool = concurrent.futures.ProcessPoolExecutor(args.workers, mp_context=multiprocessing.get_context("spawn"))
+    with one_thread_each(), pool:
+        done: dict[concurrent.futures.Future[Any], str] = {}
         for dtype in dtypes:
             # the results of some are indices, which these kernels would round to the format
             chosen = [
                 n for n in names if dtype == "float32" or registry.get(known[n][0]).signature.outputs[0].kind != "index"
             ]
-            done = [pool.submit(_run, name, dtype, -(-args.cases // len(chosen)), args.seed) for name in chosen]
-            for task in concurrent.futures.as_completed(done):
-                name, cases, elements, share, found = task.result()
-                lines.append({"kernel": name, "dtype": dtype, "cases": cases, "elements": elements,
-                              "share": float(f"{share:.3g}"), "alarms": len(found)})  # fmt: skip
-                failures += found
-                progress.advance(1, f"{name} {dtype}")
+            each = -(-args.cases // len(chosen))
+            done |= {pool.submit(_run, name, dtype, each, args.seed): dtype for name in chosen}
+        for task in concurrent.futures.as_completed(done):
+            name, cases, elements, share, found = task.result()
+            lines.append({"kernel": name, "dtype": done[task], "cases": cases, "elements": elements,
+                          "share": float(f"{share:.3g}"), "alarms": len(found)})  # fmt: skip
+            failures += found
+            progress.advance(1, f"{name} {done[task]}")
     progress.close()
+    lines.sort(key=lambda x: (dtypes.index(x["dtype"]), x["kernel"]))
     print(format_table(HEAD, table(lines)))
     for text in failures[:SHOWN]:
         print(f"ALARM {text}")
@@ -152,6 +162,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"... and {len(failures) - SHOWN} more")
     if args.json is not None:
         document = {"command": format_command(["python", "-m", "audit", "judge-alarms", *argv]), **describe_run(["cpu"]),
-                    "rows": sorted(lines, key=lambda x: (dtypes.index(x["dtype"]), x["kernel"]))}  # fmt: skip
+                    "rows": lines}  # fmt: skip
         write_document(args.json, {"commit": args.commit, **document} if args.commit else document)
     return 1 if failures else 0

@@ -20,7 +20,8 @@ import numpy as np
 from audit.markdown import table
 from tlspec import registry
 from tlspec.drawn import draw_case
-from tlspec.judge import Report, check
+from tlspec.judge import Report, altered, check
+from tlspec.judge.choice import drawn_cases
 from tlspec.judge.shrink import resized
 
 BEGIN, END = "<!-- dishonest:begin -->", "<!-- dishonest:end -->"
@@ -62,7 +63,7 @@ class Dishonest:
             returned = made(**given, **({"out": out} if "out" in names else {}))
             got = torch.from_numpy(np.array(out if returned is None else returned, np.float32))
             torch.testing.assert_close(got, torch.from_numpy(wanted))
-        except (AssertionError, ValueError):
+        except BaseException:  # whatever a kernel raises
             return False
         return True
 
@@ -284,6 +285,105 @@ def _by_chance() -> Made:
     return kernel
 
 
+def _first_epsilon() -> Made:
+    """A program that is made for each shape, with the epsilon of the first call."""
+    programs: dict[Any, Any] = {}
+
+    def kernel(x: Any, gamma: Any, eps: Any) -> Any:
+        eps, wide = programs.setdefault(x.shape, eps), np.asarray(x, np.float64)
+        return np.asarray(wide / np.sqrt((wide * wide).mean(axis=1, keepdims=True) + eps) * gamma, np.float32)
+
+    return kernel
+
+
+def _first_strides() -> Made:
+    programs: dict[Any, Any] = {}
+
+    def kernel(x: Any) -> Any:
+        strides = programs.setdefault(x.shape, x.strides)
+        known = tuple(min(a, b) for a, b in zip(strides, x.strides, strict=True))
+        return softmax(np.lib.stride_tricks.as_strided(x, x.shape, known))
+
+    return kernel
+
+
+def _remembered_array() -> Made:
+    known: dict[Any, Any] = {}
+
+    def kernel(x: Any) -> Any:
+        key = x.shape, np.ascontiguousarray(x).tobytes()
+        if key not in known:
+            known[key] = softmax(x)
+        return known[key]
+
+    return kernel
+
+
+def _buffers_in_turn() -> Made:
+    known: dict[Any, Any] = {}
+    turns = itertools.count()
+
+    def kernel(x: Any) -> Any:
+        out = known.setdefault(x.shape, np.empty((8, *x.shape), np.float32))[next(turns) % 8]
+        out[...] = softmax(x)
+        return out
+
+    return kernel
+
+
+def _earlier_input() -> Made:
+    before: list[Any] = []
+
+    def kernel(x: Any) -> Any:
+        for each in before:
+            each[...] = 0
+        before[:] = [x]
+        return softmax(x)
+
+    return kernel
+
+
+def _known_cases() -> Made:
+    """Right for the arrays of the default cases alone, as their seeds are known."""
+    row, known = registry.get("softmax"), set()
+    for case in drawn_cases(row, "forward", CASES, None, True, 0):
+        for each in (case, altered.halved(case), altered.touched(case), altered.permuted(case)):
+            x = np.asarray(each.inputs["x"])
+            known.add((x.shape, x.tobytes()))
+
+    def kernel(x: Any) -> Any:
+        # small ones alone, so that what a check makes of the cases besides is right
+        seen = x.size > 2**10 or min(x.shape) < 2 or (x.shape, np.ascontiguousarray(x).tobytes()) in known
+        return softmax(x) if seen else np.zeros(x.shape, np.float32)
+
+    return kernel
+
+
+def _twice() -> Made:
+    calls = itertools.count()
+
+    def kernel(x: Any) -> Any:
+        if next(calls) == 10:
+            os.fork()
+        return softmax(x)
+
+    return kernel
+
+
+def _raises_odd() -> Made:
+    class Odd(BaseException):
+        pass
+
+    def kernel(x: Any) -> Any:
+        raise Odd("no exception")
+
+    return kernel
+
+
+def _in_memory_order(x: Any) -> Any:
+    return np.exp(x.ravel("K")).reshape(x.shape) if x.flags.forc else np.exp(x)
+
+
 def _plain(function: Made) -> Callable[[], Made]:
     return lambda: function
 
@@ -344,6 +444,28 @@ DISHONEST = [
     Dishonest("changes last bits by chance", "softmax", _by_chance),
     Dishonest("subtracts the maximum of all rows", "softmax", _plain(
         lambda x: (e := np.exp(x - x.max(initial=-np.inf))) / e.sum(axis=1, keepdims=True))),
+    Dishonest("keeps results by shape, sum and maximum of the input", "softmax", _kept(
+        lambda x: (x.shape, np.float32(x.sum(dtype=np.float64)).tobytes(), x.max(initial=0).tobytes()))),
+    Dishonest("has the first epsilon of each shape built in", "rms_norm", _first_epsilon),
+    Dishonest("has the first strides of each shape built in", "softmax", _first_strides),
+    Dishonest("returns the array that it keeps for such an input", "softmax", _remembered_array),
+    Dishonest("returns eight buffers in turn", "softmax", _buffers_in_turn),
+    Dishonest("writes to the input of the call before", "softmax", _earlier_input),
+    Dishonest("is right for the default cases alone", "softmax", _known_cases),
+    Dishonest("forks, and both processes return", "softmax", _twice),
+    Dishonest("ends the process that started its own", "softmax", _ends(lambda: os.kill(os.getppid(), signal.SIGKILL))),
+    Dishonest("raises what is no Exception", "softmax", _raises_odd, close=False),
+    Dishonest("reads transposed arrays as they lie in memory", "exp", _plain(_in_memory_order)),
+    Dishonest("needs an address that is a multiple of 16", "exp", _plain(
+        lambda x: np.exp(x) * np.float32(1 if x.ctypes.data % 16 == 0 else 2))),
+    Dishonest("takes B for its transpose where A and B are one array", "matmul", _plain(
+        lambda A, B: A @ (B.T if np.shares_memory(A, B) and A.shape == B.shape else B))),
+    Dishonest("leaves out rows beyond 65,535", "softmax", _plain(
+        lambda x: softmax(x) * (np.arange(len(x)) < 65535)[:, None].astype(np.float32))),
+    Dishonest("gives zeros for rows of -inf alone", "softmax", _plain(
+        lambda x: np.where((x == -np.inf).all(axis=1)[:, None], np.float32(0), softmax(x)))),
+    Dishonest("flushes subnormal numbers to zero", "add", _plain(
+        lambda a, b: np.where(np.abs(a + b) < np.float32(2.0**-126), np.float32(0), a + b))),
     Dishonest("is right for numbers up to 8 alone", "softmax", _plain(lambda x: softmax(np.clip(x, -8, 8)))),
     Dishonest("is right for lengths that are multiples of 8 alone", "softmax", _plain(
         lambda x: softmax(x) * np.float32(1 if x.shape[1] % 8 == 0 else 1 + 2.0**-10))),
@@ -355,6 +477,8 @@ DISHONEST = [
     Dishonest("has an epsilon of its own", "layer_norm", _plain(_eps_of_its_own), close=False),
     Dishonest("is right in its first 100,000 calls", "softmax", _right_for(100_000),
               missed="no check makes so many calls; `repeats=` says how many"),
+    Dishonest("computes in float64", "softmax", _plain(lambda x: np.asarray(softmax(np.asarray(x, np.float64)), np.float32)),
+              missed="its results are right"),
     Dishonest("hands the work to a library", "softmax", _plain(lambda x: softmax(x)), missed="its results are right"),
 ]  # fmt: skip
 

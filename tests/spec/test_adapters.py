@@ -98,6 +98,31 @@ def test_kernelbench(tmp_path: Path, submission: str, verdict: str) -> None:
         assert "new.py:" in report.findings[0].text
 
 
+@pytest.mark.parametrize(
+    ("softmax", "said"),
+    [
+        ("__import__('os')._exit(0)", "crash: the process of the kernel ended with status 0"),
+        ("__import__('tlspec.judge.adapters.task')", "new.py:"),
+        ("open(__import__('tlspec.arrays').__file__).read()", "new.py:"),
+        ("__import__('time').sleep(60)", "time-out: a call took more than 2 s (new.py:"),
+        ("__import__('sys').exit(0)", "result: the kernel ended the program with status 0"),
+    ],
+)
+def test_a_submission_has_a_process_of_its_own(tmp_path: Path, softmax: str, said: str) -> None:
+    task, new = written(tmp_path, task_py=BENCH, new_py=new_model(softmax=softmax))
+    report = check_task(task, new, constants={"batch_size": 3}, device="cpu", cases=1, data=["own"], timeout=2)
+    assert report.isolated and any(said in f"{f.kind}: {f.text}" for f in report.findings), report
+
+
+def test_a_submission_that_cannot_be_loaded(tmp_path: Path) -> None:
+    task, new = written(tmp_path, task_py=BENCH, new_py="import torch\n1 / 0\n")
+    for isolate in (None, False):
+        with pytest.raises((ValueError, ZeroDivisionError), match="division by zero"):
+            check_task(task, new, constants={"batch_size": 3}, device="cpu", isolate=isolate)
+    with pytest.raises(ValueError, match=r"ZeroDivisionError: division by zero \(new.py:2"):
+        check_task(task, new, constants={"batch_size": 3}, device="cpu")
+
+
 def test_kernelbench_in_a_narrow_format(tmp_path: Path) -> None:
     """A kernel that rounds between its steps passes where this is said of it; one that does not passes anyway."""
     bench = BENCH.replace(

@@ -579,8 +579,8 @@ def test_a_sum_is_rounded_where_it_is_kept() -> None:
     """A mean in float16, whose sum is added in float32 and rounded before it is divided."""
 
     def mean(x: np.ndarray, axis: int) -> np.ndarray:
-        n = np.float16(x.shape[axis])
-        return (x.astype(np.float32).sum(axis=axis).astype(np.float16) / n).astype(np.float16)
+        total = x.astype(np.float32).sum(axis=axis).astype(np.float16)
+        return (total / np.float32(x.shape[axis])).astype(np.float16)
 
     options = {"dtype": "float16", "intermediate": "float16", "accumulate": "float32", "empty": False}
     report = check(mean, "reduce_mean", data=("normal", "uniform"), **options, **SMALL)

@@ -1,4 +1,5 @@
-"""Cases of the same shapes with other numbers: all, a few, or those beside a part of the batch."""
+"""Cases of the same shapes with other numbers: all, a few, those beside a part of the batch; with other parameters; with arrays
+that are one."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,12 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.draw.cases import Case
+from tlspec.draw.cases import Case, refused_by
 from tlspec.draw.data import generator
+from tlspec.judge import kept
 from tlspec.judge.blocks import ELEMENTS
+from tlspec.judge.shrink import lengths_of, resized
 
 #: numbers of each array that a case with a few other numbers changes
 CHANGED = 3
+#: drawn cases whose parameters are tried
+PARAMETERS = 6
 
 
 def halved(case: Case) -> Case:
@@ -30,6 +35,47 @@ def touched(case: Case) -> Case:
         return made
 
     return _mapped(case, change)
+
+
+def permuted(case: Case) -> Case:
+    """The same numbers in another order: what a cache does not see that keeps sums, or the largest number."""
+    rng = generator("permuted", case.op.name, case.which, case.seed, case.data, case.size)
+    return _mapped(case, lambda name, x: rng.permutation(x.reshape(-1)).reshape(x.shape))
+
+
+def otherwise(case: Case) -> Case | None:
+    """The same arrays with parameters of another case, results having the same shapes; None where there is none. A program
+    that is compiled for each shape may have the first ones built in."""
+    names = [p.name for p in case.op.signature.params]
+    for seed in range(case.seed + 1, case.seed + 1 + PARAMETERS) if names and not case.op.signature.lists else ():
+        drawn = kept.drawn(case.op, seed, case.data, "small", case.which).values
+        made = resized(case, {**lengths_of(case), **{n: drawn[n] for n in names if n in drawn}})
+        if made is None or made.values == case.values or made.inputs.keys() != case.inputs.keys():
+            continue
+        before, after = ([each.shape(a) for a in each.signature.outputs] for each in (case, made))
+        if before == after and all(_is_same(x, made.inputs[n]) for n, x in case.inputs.items()):
+            return made
+    return None
+
+
+def shared(case: Case) -> Case | None:
+    """The case with the same numbers in all inputs of a shape; None where shapes differ, or the operation writes one."""
+    sig, made = case.signature, dict(case.inputs)
+    if sig.lists or any(o.over for o in sig.outputs):
+        return None
+    first: dict[Any, np.ndarray] = {}
+    for a in case.op.signature.inputs:
+        x = made[a.name]
+        if x is not None and x.dtype.kind == "f" and x.size:
+            made[a.name] = first.setdefault((x.shape, a.kind), x)
+    if all(made[n] is x for n, x in case.inputs.items()):
+        return None
+    again = replace(case, inputs=made, given=None)
+    return None if refused_by(case.op, {**case.values, **made}) is not None else again
+
+
+def _is_same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(a, b, equal_nan=True))
 
 
 def beside(case: Case, dim: str, count: int) -> Case:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -111,17 +111,34 @@ def close_servers() -> None:
         _servers.clear()
 
 
-def _start(library: str, descriptors: list[int]) -> None:
+def prepare(array: str) -> None:
+    """Starts the process of a library of arrays, unless one waits, without waiting for it. Raises ValueError."""
+    key = os.getpid(), arrays.kind_of(array).library
+    with _lock:
+        if key not in _servers:
+            _servers[key] = _Server(key[1])
+
+
+def _start(library: str, descriptors: list[int]) -> _Server:
     """A child in the server of a library, which is started where it does not run."""
     key = os.getpid(), library
     with _lock:
         for _ in range(2):
             server = _servers.get(key) or _servers.setdefault(key, _Server(library))
             try:
-                return server.start(descriptors)
+                server.start(descriptors)
+                return server
             except OSError:  # it ended for want of checks
                 _servers.pop(key).close()
     raise RuntimeError("the processes of kernels cannot be started")
+
+
+def _forget(server: _Server) -> None:
+    """Another process is started instead of one that has ended."""
+    with _lock:
+        for key, known in list(_servers.items()):
+            if known is server:
+                _servers.pop(key).close()
 
 
 class Apart:
@@ -130,7 +147,7 @@ class Apart:
     apart = True
 
     def __init__(
-        self, function: Callable[..., Any] | str, adapter: Callable[..., Any] | None, array: str, *,
+        self, function: Callable[..., Any] | str | Mapping[str, Any], adapter: Callable[..., Any] | None, array: str, *,
         seconds: float = SECONDS, memory: int | None = None,
     ):  # fmt: skip
         kind = arrays.kind_of(array)
@@ -138,9 +155,13 @@ class Apart:
         self.seconds, self._memory = seconds, memory if memory is not None else _physical_memory(array)
         self._connection: socket.socket | None = None
         self._called = False
+        #: what loading took the last time
+        self.seconds_to_load = 0.0
         reasons = []
         try:
-            self._ways = list(sending.ways(function, adapter))
+            # a mapping is the recipe of a submission to a task
+            recipe = isinstance(function, Mapping)
+            self._ways = [{"task": function}] if recipe else list(sending.ways(function, adapter))  # type: ignore[arg-type]
         except Exception as error:  # pickling runs methods of any object
             raise NotSent(f"{type(error).__name__}: {error}") from None
         while self._ways:
@@ -152,8 +173,8 @@ class Apart:
                 del self._ways[0]
         raise NotSent(reasons[0])
 
-    def _load(self) -> None:
-        """Starts the process and loads the kernel in it. Raises NotSent, or what the library raises."""
+    def _begin(self) -> None:
+        """Starts the process. Raises RuntimeError."""
         self._process = 0
         self._connection, theirs = socket.socketpair()
         status, written = os.pipe()
@@ -161,10 +182,22 @@ class Apart:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         with open(os.devnull, "wb") as nothing:
             # what a kernel prints is no part of the report
-            _start(self._library, [theirs.fileno(), written, _errors_or(nothing.fileno()), self._log.fileno()])
+            self._server = _start(
+                self._library, [theirs.fileno(), written, _errors_or(nothing.fileno()), self._log.fileno()]
+            )
         theirs.close()
         os.close(written)
         self._process = self._number()
+
+    def _load(self) -> None:
+        """Starts the process and loads the kernel in it. Raises NotSent, or what the library raises."""
+        start = time.monotonic()
+        try:
+            self._begin()
+        except RuntimeError:  # a kernel has ended the process that starts others
+            self.close()
+            _forget(self._server)
+            self._begin()
         settings = self._kind.settings() if self._library in sys.modules else {}
         try:
             setup = {
@@ -182,7 +215,8 @@ class Apart:
         if head["kind"] != "loaded":
             self.close()
             raise NotSent(_line(head["text"]))
-        told = head["parameters"]
+        self.seconds_to_load = time.monotonic() - start
+        told, self.notes = head["parameters"], [_line(text) for text in head["notes"]]
         self.parameters: Parameters | None = None if told is None else [(str(n), int(k), bool(d)) for n, k, d in told]
 
     def call(self, request: Request) -> Answer:
@@ -210,6 +244,9 @@ class Apart:
                 raise Ended(f"the kernel cannot be loaded again: {error}") from None
         self._send(request)
         head = self._head()
+        if self._server.process.poll() is not None:
+            self.close()
+            raise Ended("the kernel ended the process that starts kernels")
         if head["kind"] == "unsupported":
             raise NotImplementedError
         if head["kind"] != "results":
@@ -231,7 +268,7 @@ class Apart:
         return Answer(results, after, canaries)
 
     def held(self, shapes: list[tuple[int, ...]]) -> list[Plain]:
-        """What the results of the last call that held them are by now."""
+        """What the results of the last call that held them are by now, and the arguments that it was to leave alone."""
         if self._connection is None:
             raise Ended("the process of the kernel ended with its results")
         self._send(shapes)
@@ -301,7 +338,13 @@ class Apart:
         view = memoryview(got)
         while count:
             try:
-                self._connection.settimeout(max(0.01, self._deadline - time.monotonic()))
+                left = max(0.01, self._deadline - time.monotonic())
+                # what the process has started may hold the connection open after its end
+                sources: list[Any] = [self._connection, self._status]
+                ready = select.select(sources, [], [], left)[0]
+                if ready and self._connection not in ready:
+                    self._end()
+                self._connection.settimeout(left if ready else 0.01)
                 n = self._connection.recv_into(view, count)
             except TimeoutError:
                 self._time_out()
@@ -321,7 +364,11 @@ class Apart:
 
     def _end(self) -> None:
         """Raises Ended with how the process ended."""
-        status = self._number()
+        try:
+            status = self._number()
+        except RuntimeError:
+            self.close()
+            raise Ended("the kernel ended its process and the one that starts kernels") from None
         names = {int(s): f" ({s.name})" for s in signal.Signals}
         how = f"by signal {-status}{names.get(-status, '')}" if status < 0 else f"with status {status}"
         hint = ", as where memory runs out" if status == -signal.SIGKILL else ""

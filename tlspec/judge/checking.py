@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 
 from tlspec import formats, laws
-from tlspec.arrays import CANARY, Arrays
+from tlspec.arrays import CANARY, LAYOUTS, Arrays
 from tlspec.compare import Comparison
 from tlspec.draw.cases import SHAPE, Case, shape_case
 from tlspec.formats import Format
 from tlspec.judge import kept, repetition
-from tlspec.judge.apart import Apart, Ended, Here, TimedOut, ends_processes, kernel_of
+from tlspec.judge.apart import Apart, Ended, Here, TimedOut, ends_processes, kernel_of, prepare
 from tlspec.judge.arithmetic import MIXED, arithmetic
-from tlspec.judge.choice import drawn_cases, seldom_drawn, shaped_cases
+from tlspec.judge.choice import drawn_cases, is_longest, seldom_drawn, shaped_cases
 from tlspec.judge.contract import Contract, constrained, contract
 from tlspec.judge.formulas import further
 from tlspec.judge.kernel import Adapter, Kernel
 from tlspec.judge.mutants import sensitivity
 from tlspec.judge.probe import accumulator_of, word_of
-from tlspec.judge.repetition import Bits, bits_of, same
+from tlspec.judge.repetition import UNSUPPORTED, Bits, bits_of, same
 from tlspec.judge.report import Finding, Report, Row, name_of, word_for
 from tlspec.judge.runner import Answer, Failure, Plain, Raised, Request
 from tlspec.judge.shrink import lengths_of, resized, shrink
@@ -35,14 +35,18 @@ from tlspec.judge.trial import Trial, quantised
 from tlspec.registry import Op
 from tlspec.running import Model
 
-#: what a kernel's NotImplementedError is
-UNSUPPORTED = "unsupported"
-#: the end of a case's address whose arrays are not contiguous
-STRIDED = ":strided"
+#: the ends of addresses of cases whose arrays lie otherwise than contiguously, and what is said of them
+ENDING = {"": "", "gaps": ":strided", "transposed": ":transposed", "offset": ":offset"}
+FROM = {
+    "": "", "gaps": ", from arrays that are not contiguous", "transposed": ", from arrays whose axes lie in reversed order",
+    "offset": ", from arrays that begin one element behind an aligned address",
+}  # fmt: skip
 #: of how many trials the sensitivity is measured
 PLANTED = 16
 #: seconds of the processor for the search of a smaller case
 SHRINK_SECONDS = 15.0
+#: seconds of a case with a long axis, by which the same with a longer one would take very long, as in an interpreter
+SLOW_SECONDS = 3.0
 #: calls that end the kernel's process, after which a check ends
 CRASHES = 3
 
@@ -64,9 +68,9 @@ class Check:
         #: by the name of a formula that the author did not name: whether all wrong results are within its bound
         self.within: dict[str, bool] = {}
 
-    def line(self, case: Case, ending: str = "") -> str:
+    def line(self, case: Case, layout: str = "") -> str:
         """The line of Python that repeats a case."""
-        return self.repeat(address_of(case) + ending)
+        return self.repeat(address_of(case) + ENDING[layout])
 
     def trial(self, case: Case) -> tuple[Trial, Kernel]:
         """The case in the kernel's format, and the kernel."""
@@ -92,30 +96,38 @@ class Check:
                 raise NotImplementedError from None
             raise
 
-    def results(self, case: Case, *, hold: bool = False) -> list[Plain]:
-        """The results of a case that is in the format. Raises Failure where they have not its shapes."""
+    def called(self, case: Case, *, hold: bool = False) -> tuple[Request, Answer]:
+        """A call of a case that is in the format. Raises Failure where results have not its shapes."""
         kernel = self.kernel(case)
         self.garbage = next(self.seeds)
         request = kernel.prepare(case, self.format, self.out, garbage=self.garbage)
-        results = self.call(case, kernel, request, hold=hold).results
-        if any(r.patterns is None for r in results):
+        answer = self.call(case, kernel, request, hold=hold)
+        if any(r.patterns is None for r in answer.results):
             raise Failure("a result of another shape")
-        return results
+        return request, answer
 
-    def bits(self, case: Case, *, hold: bool = False) -> Bits:
-        return bits_of(self.results(case, hold=hold))
+    def results(self, case: Case) -> list[Plain]:
+        return self.called(case)[1].results
+
+    def bits(self, case: Case) -> Bits:
+        return bits_of(self.results(case))
 
     def problems(
-        self, trial: Trial, kernel: Kernel, row: Row | None = None, *, strided: bool = False, again: bool = False
-    ) -> Iterator[tuple[str, str]]:
+        self, trial: Trial, kernel: Kernel, row: Row | None = None, *, layout: str = "", shared: bool = False,
+        again: bool = False,
+    ) -> Iterator[tuple[str, str]]:  # fmt: skip
         """What is wrong with the kernel's results on a trial: kinds and texts. With `again` outputs that the kernel writes hold
         before what they held before the last call."""
         self.garbage = self.garbage if again else next(self.seeds)
-        request = kernel.prepare(trial.case, self.format, self.out, strided=strided, garbage=self.garbage)
+        request = kernel.prepare(trial.case, self.format, self.out, layout=layout, shared=shared, garbage=self.garbage)
         try:
             answer = self.call(trial.case, kernel, request)
             outcomes = self.compared(trial, kernel, answer.results)
         except Failure as failure:
+            if layout == "transposed" and self.op.signature.elementwise and not isinstance(failure, Ended):
+                # it takes arrays of one axis alone, which have no other order
+                yield from self.problems(trial, kernel, row, layout="gaps", shared=shared, again=True)
+                return
             yield failure.kind, str(failure)
             return
         except NotImplementedError:
@@ -126,7 +138,7 @@ class Check:
                 row.share, row.ulp = max(row.share, found.share), max(row.ulp, found.ulp)
                 row.elements += found.count
             if not found.ok:
-                yield "value", found.explain(name) + (", from arrays that are not contiguous" if strided else "")
+                yield "value", found.explain(name) + FROM[layout]
         for name, canary in answer.canaries.items():
             if (canary != CANARY).any():
                 yield "canary", f"{name}: memory beside the output was written"
@@ -163,11 +175,11 @@ class Check:
                 if start < last and first < end and not equal:
                     yield "alias", f"{name} shares memory with {other}"
 
-    def run(self, case: Case, *, strided: bool = False) -> None:
+    def run(self, case: Case, *, layout: str = "") -> None:
         """One case into the report."""
         trial, kernel = self.trial(case)
         row = self._row(case)
-        found = list(self.problems(trial, kernel, row, strided=strided))
+        found = list(self.problems(trial, kernel, row, layout=layout))
         if found and found[0][0] == UNSUPPORTED:
             self.report.unsupported += 1
             return
@@ -186,13 +198,13 @@ class Check:
             self.trials.append(trial)
         for kind, text in found:
             first = not any(f.kind == kind for f in self.report.findings)
-            shrinks = first and not strided and kind != TimedOut.kind and case.size != SHAPE
+            shrinks = first and not layout and kind != TimedOut.kind and case.size != SHAPE
             end = time.process_time() + SHRINK_SECONDS
             smaller = shrink(case, partial(self._has, kind, end)) if shrinks else case
             if smaller is not case:
                 again = (t for k, t in self.problems(*self.trial(smaller)) if k == kind)
                 text = next(again, text)  # a fault may come and go
-            self.report.findings.append(Finding(kind, text, self.line(smaller, STRIDED * strided)))
+            self.report.findings.append(Finding(kind, text, self.line(smaller, layout)))
 
     @property
     def ended(self) -> bool:
@@ -417,8 +429,15 @@ def check(
     out_dtype, accumulate = out_dtype or preset.get("out_dtype"), accumulate or preset.get("accumulate", "")
     products, terms = products or preset.get("products", ""), contract(layouts, refuses)
     fmt = formats.get(dtype)
+    if isolate is not False and isinstance(array, str):
+        prepare(array)  # while cases are drawn
     row = constrained(subject_of(op, reference, inputs), fixed, formulas, fmt)
     out = fmt if out_dtype is None else formats.get(out_dtype)
+    cases_of = {
+        which: list(drawn_cases(row, which, cases, data, empty, seed)) if case is None else []
+        for which, f in (("forward", function), ("vjp", backward))
+        if f is not None
+    }
     kernels = {
         which: kernel_of(f, adapter if callable(adapter) else None, array, isolate, timeout, memory)
         for which, f, adapter in (("forward", function, arguments), ("vjp", backward, backward_arguments))
@@ -471,26 +490,36 @@ def check(
         rule = arguments if which == "forward" else backward_arguments
         judge = Check(kernel, row, which, fmt, out, model, rule, report, repeat, terms)
         if case is not None:
-            chosen = case_at(row, case.removesuffix(STRIDED))
+            layout = next((n for n, e in ENDING.items() if e and case.endswith(e)), "")
+            chosen = case_at(row, case.removesuffix(ENDING[layout]))
             if chosen.which == which:
-                judge.run(chosen, strided=case.endswith(STRIDED))
+                judge.run(chosen, layout=layout)
                 repetition.repeats(judge, chosen)
                 repetition.batches(judge, chosen)
                 repetition.often(judge, repeats or 0)
             continue
-        drawn = list(drawn_cases(row, which, cases, data, empty, seed))
+        drawn = cases_of[which]
         drawn += [*seldom_drawn(drawn, empty), *shaped_cases(row, which, shapes, data, seed)]
-        repeated = set[str]()
+        repeated, slowest = set[str](), 0.0
         for i, each in enumerate(drawn):
             if judge.ended:
                 report.notes.append(f"{which}: ended after {i} of {len(drawn)} cases, as the kernel's process did")
                 break
-            judge.run(each, strided=i % 5 == 4 and library.mutable and terms.strided and each.size != SHAPE)
+            if slowest > SLOW_SECONDS and is_longest(each):
+                note = f"lengths beyond 65,536 were not tried, as a case took {slowest:.1f} s"
+                report.notes += [note] if note not in report.notes else []
+                continue
+            begun = time.perf_counter()
+            others = library.mutable and terms.strided and each.size != SHAPE
+            judge.run(each, layout=LAYOUTS[i // 5 % len(LAYOUTS)] if others and i % 5 == 4 else "")
+            slowest = max(slowest, time.perf_counter() - begun) if each.size == "shrunk" else slowest
             seldom = each.size in ("large", SHAPE) or not all(each.dims.values())
             if each.data not in repeated and not seldom:  # one of each data class
                 repeated.add(each.data)
                 repetition.repeats(judge, each)
                 repetition.batches(judge, each)
+                if others:
+                    repetition.laid_otherwise(judge, each, LAYOUTS[len(repeated) % len(LAYOUTS)])
             if progress is not None:
                 progress(f"{which}: case {i + 1} of {len(drawn)}")
         if which == "forward" and fmt is out and fmt.name == "float32" and not judge.ended:

@@ -1,5 +1,6 @@
 """Which cases a check tries: drawn ones, those that draws have seldom, and those of given shapes."""
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ CASES = {"small": 24, "medium": 6, EDGES: 8, "large": 1}
 #: multiply-adds of the reference in a large case, of a row that counts them
 LARGE_WORK = 2**26
 #: the lengths of cases whose lengths are all equal: beyond a tile of 32, and no multiple of 4; and those of tiles
-EQUAL = (33, 16, 64, 128)
+EQUAL = (33, 16, 64, 128, 256)
 #: how many axes and how many choices of whole numbers are tried with a long axis
 LONGER = 4
 
@@ -78,13 +79,15 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
     known = lengths_of(case)
     names = [n for n in free_sizes(case.op) if n in known]
     chosen: list[tuple[Case, dict[str, Any]]] = []
-    for length in (1, 0) if empty else (1,):
+    special = [c for c in small if c.data == "special"][:1]  # whose rows of length 1 hold infinities alone
+    for each, length in [(case, 1), *((c, 1) for c in special), *([(case, 0)] if empty else [])]:
+        sizes = lengths_of(each)
         for name in names:
-            value = known[name]
+            value = sizes[name]
             if isinstance(value, (list, tuple)):
-                chosen += [(case, {name: [*value[:i], length, *value[i + 1 :]]}) for i in range(len(value))]
+                chosen += [(each, {name: [*value[:i], length, *value[i + 1 :]]}) for i in range(len(value))]
             elif value != length:
-                chosen.append((case, {name: length}))
+                chosen.append((each, {name: length}))
     square = next((c for c in small if all(np.size(c.values.get(n, 0)) in (1, 2) for n in names)), case)
     for equal in EQUAL:
         values = {n: v for n, v in lengths_of(square).items() if n in names}
@@ -99,12 +102,20 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
         values = {n: v for n, v in lengths_of(each).items() if n in names}
         places = sum(len(v) if isinstance(v, (list, tuple)) else 1 for v in values.values())
         lengths = long_lengths(each.op, SIZES[EDGES])
-        wide = bool(sig.indices) or any(a.kind == "u32" for a in sig.inputs)
-        lengths = sorted({*lengths[:1], *lengths[-1:]}) if wide else lengths[:1]  # of indices all bits
-        chosen += [(each, stretched(values, names, i, n)) for n in lengths for i in range(min(places, LONGER))]
+        lengths = sorted({*lengths[:1], *lengths[-1:]})  # beyond 65,536: indices of 16 bits, and most grids of a GPU
+        ones = {n: [1] * len(v) if isinstance(v, (list, tuple)) else 1 for n, v in values.items()}
+        for n, i in itertools.product(lengths, range(min(places, LONGER))):
+            longer = (stretched(v, names, i, n) for v in (values, ones))
+            chosen += [(each, v) for v in longer if _cheap(each.op, {**lengths_of(each), **v})][:1]
     wanted = ((of, {**lengths_of(of), **lengths}) for of, lengths in chosen)
     made = (resized(of, values) for of, values in wanted if _cheap(of.op, values))
     return [c for c in made if c is not None]
+
+
+def is_longest(case: Case) -> bool:
+    """Whether a case that draws have seldom has a length beyond 65,536."""
+    known = lengths_of(case)
+    return case.size == "shrunk" and any(np.max(known[n], initial=0) > 2**16 for n in free_sizes(case.op) if n in known)
 
 
 def _cheap(op: Op, values: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ string of names says another order (``"x, axis"``, by keyword ``"x, dim=axis"``)
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -102,8 +103,8 @@ class Kernel:
         return {*self.positional, *self.keywords.values()} if self.adapter is None else {*self.known}
 
     def prepare(
-        self, case: Case, format: Format, results: Format, *, strided: bool = False, garbage: int | None = None
-    ) -> Request:
+        self, case: Case, format: Format, results: Format, *, layout: str = "", shared: bool = False, garbage: int | None = None,
+    ) -> Request:  # fmt: skip
         """The call with the arguments of a case. With a seed `garbage` the outputs that the kernel writes hold drawn numbers."""
         given: dict[str, Any] = {**case.inputs, **case.cotangents, **case.arguments}
         scalars: dict[str, Any] = {n: None for n, x in given.items() if x is None}
@@ -111,10 +112,16 @@ class Kernel:
             scalars[name] = [int(v) for v in value] if isinstance(value, (list, tuple, np.ndarray)) else value
         outputs = {a.name: a for a in case.signature.outputs}
         written = {n: WHOLE.get(outputs[n].kind) or outputs[n].format(results).container for n in self.written}
+        shapes = {n: case.shape(a) for n, a in outputs.items()}
+        arrays = {n: self._patterns(n, x, format) for n, x in given.items() if x is not None}
+        if case.op.signature.elementwise and layout == "transposed":  # which one axis cannot be
+            (n,) = next(iter(shapes.values()))
+            rows = next(r for r in range(max(math.isqrt(n), 1), 0, -1) if n % r == 0)
+            shapes = dict.fromkeys(shapes, (rows, n // rows))
+            arrays = {n: (t, x.reshape(rows, -1) if x.ndim == 1 else x) for n, (t, x) in arrays.items()}
         return Request(
-            {n: self._patterns(n, x, format) for n, x in given.items() if x is not None},
-            scalars, {n: case.shape(a) for n, a in outputs.items()}, written, self.over,
-            self.positional, self.keywords, self.inputs, strided and self.runs.mutable, garbage,
+            arrays, scalars, shapes, written, self.over,
+            self.positional, self.keywords, self.inputs, layout if self.runs.mutable else "", shared, garbage,
         )  # fmt: skip
 
     def _patterns(self, name: str, x: np.ndarray, format: Format) -> tuple[str, np.ndarray]:

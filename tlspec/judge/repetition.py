@@ -3,7 +3,7 @@
 import math
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -11,14 +11,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from tlspec.compare import Comparison
-from tlspec.draw.cases import Case, free_sizes, is_empty
+from tlspec.draw.cases import Case, draw_case, free_sizes, is_empty
 from tlspec.formats import Format
 from tlspec.judge import altered, kept
 from tlspec.judge.apart import Apart, Here
 from tlspec.judge.blocks import ELEMENTS, independent_dimensions, part_of
 from tlspec.judge.kernel import Kernel
 from tlspec.judge.report import Finding, Report
-from tlspec.judge.runner import Failure, Plain
+from tlspec.judge.runner import Answer, Failure, Plain, Request
 from tlspec.judge.shrink import lengths_of, resized
 from tlspec.judge.trial import Trial
 from tlspec.registry import Op
@@ -27,6 +27,10 @@ from tlspec.registry import Op
 Bits = list[np.ndarray]
 #: small cases that are called often, and how often by default: as many calls as a draw says, in no more seconds
 OFTEN, OFTEN_CALLS, OFTEN_SECONDS = 3, (500, 1000), 1.0
+#: seconds that loading a kernel may take for it to be loaded once more
+LOADING_SECONDS = 0.5
+#: what a kernel's NotImplementedError is
+UNSUPPORTED = "unsupported"
 #: families whose kernels may add and subtract rows of a batch (Strassen's product, two real transforms as a complex one)
 PRODUCTS = ("linalg", "conv", "attention", "spectral", "user")
 #: calls with either content of other rows that must agree with the first: if a call has some bits with a chance q, all agree and
@@ -36,6 +40,12 @@ TURNS = 8
 WAVERS, ALIGNED = 64, 64
 #: data classes in which what else stands in an array may choose how an element is computed
 SPECIAL = ("special", "wide", "huge")
+#: what is said of further calls with arrays of the same shapes
+OTHERS: dict[str, Callable[[Case], Case]] = {
+    "other numbers in arrays of these shapes": altered.halved, "a few other numbers in arrays of these shapes": altered.touched,
+    "the same numbers in another order": altered.permuted,
+}  # fmt: skip
+PARAMETERS, SHARED = "the same arrays with other parameters", "the same array as several arguments"
 
 
 class Judge(Protocol):
@@ -51,12 +61,15 @@ class Judge(Protocol):
 
     def in_format(self, case: Case) -> Case: ...
     def trial(self, case: Case) -> tuple[Trial, Kernel]: ...
-    def problems(self, trial: Trial, kernel: Kernel, *, again: bool = False) -> Iterator[tuple[str, str]]: ...
+    def problems(
+        self, trial: Trial, kernel: Kernel, *, layout: str = "", shared: bool = False, again: bool = False
+    ) -> Iterator[tuple[str, str]]: ...
+    def called(self, case: Case, *, hold: bool = False) -> tuple[Request, Answer]: ...
     def results(self, case: Case) -> list[Plain]: ...
-    def bits(self, case: Case, *, hold: bool = False) -> Bits: ...
+    def bits(self, case: Case) -> Bits: ...
     def compared(self, trial: Trial, kernel: Kernel, results: Sequence[Plain]) -> list[Comparison]: ...
     def add(self, failure: Failure, case: Case) -> None: ...
-    def line(self, case: Case) -> str: ...
+    def line(self, case: Case, layout: str = "") -> str: ...
 
 
 def bits_of(results: Sequence[Plain]) -> Bits:
@@ -73,38 +86,74 @@ def repeats(check: Judge, case: Case) -> None:
     case = check.in_format(case)
     texts = []
     try:
-        first = check.bits(case, hold=True)
-        for key, make in (("other", altered.halved), ("a few other", altered.touched)):
-            other = kept.derived(case, key, partial(make, case))
-            found = next((text for kind, text in check.problems(*check.trial(other)) if kind == "value"), None)
+        first, arguments = _held(check, case)
+        for key, other in _others(case):
+            problems = check.problems(*check.trial(other), shared=key == SHARED)
+            found = next((text for kind, text in problems if kind == "value"), None)
             kept.weigh(check.in_format(other))
             if found is None:
                 continue
-            said = f"from {key} numbers in arrays of these shapes: {found}"
-            if _is_stale(check, first, other):
+            said = f"from {key}: {found}"
+            if key != SHARED and _is_stale(check, first, other, parameters=key == PARAMETERS):
                 texts.append(said)
             elif not any(f.kind == "value" for f in check.report.findings):
                 check.report.findings.append(Finding("value", said, check.line(case)))
-            first = check.bits(case, hold=True)
-        later = bits_of(check.function.held([x.shape for x in first]))
+            first, arguments = _held(check, case)
+        shapes = [x.shape for x in (*first, *arguments)]
+        later = bits_of(check.function.held(shapes))
         again = check.bits(case)
+        wrong = _compared_again(check, case)
     except NotImplementedError:
         return
     except Failure as failure:
         check.add(failure, case)
         return
-    if not same(first, later):
+    if not same(first, later[: len(first)]):
         texts.append("a later call changed an earlier result")
+    elif not same(arguments, later[len(first) :]):
+        texts.append("a later call changed an argument of an earlier one")
+    if wrong and not any(f.kind == "value" for f in check.report.findings):
+        texts.append(f"in a further call with the same numbers, after the earlier results were overwritten: {wrong}")
     check.report.findings += [Finding("stale", text, check.line(case)) for text in texts[:1]]
     check.report.repeats = same(first, again) and check.report.repeats is not False
 
 
-def _is_stale(check: Judge, first: Bits, case: Case) -> bool:
-    """Whether a wrong result comes from an earlier call: in a new process it is right; in this one, it is the earlier one."""
+def _others(case: Case) -> Iterator[tuple[str, Case]]:
+    """Cases with arrays of the same shapes, and what is said of them."""
+    for key, make in OTHERS.items():
+        yield key, kept.derived(case, key, partial(make, case))
+    if (made := altered.otherwise(case)) is not None:
+        yield PARAMETERS, made
+    if (made := altered.shared(case)) is not None:
+        yield SHARED, kept.derived(case, SHARED, partial(altered.shared, case))  # type: ignore[arg-type]
+
+
+def _held(check: Judge, case: Case) -> tuple[Bits, Bits]:
+    """The results of a call, which stay in memory, and those arguments that it leaves alone."""
+    request, answer = check.called(case, hold=True)
+    over = request.over.values()
+    return bits_of(answer.results), bits_of([x for n, x in answer.arrays.items() if n not in over])
+
+
+def _compared_again(check: Judge, case: Case) -> str:
+    """What is wrong with one more call of a case."""
+    return next((text for kind, text in check.problems(*check.trial(case)) if kind == "value"), "")
+
+
+def _is_stale(check: Judge, first: Bits, case: Case, *, parameters: bool) -> bool:
+    """Whether a wrong result comes from an earlier call: in a new process it is right; in this one, it is the earlier one, which
+    it may be by right where parameters alone are others."""
     if not check.function.apart:
-        return same(first, check.bits(check.in_format(case)))
+        return not parameters and same(first, check.bits(check.in_format(case)))
     check.function.close()
     return not any(kind == "value" for kind, _ in check.problems(*check.trial(case), again=True))
+
+
+def laid_otherwise(check: Judge, case: Case, layout: str) -> None:
+    """The case in arrays that lie otherwise in memory, after calls with arrays of these shapes that did not."""
+    for kind, text in check.problems(*check.trial(case), layout=layout):
+        if kind != UNSUPPORTED and all(f.kind != kind for f in check.report.findings):
+            check.report.findings.append(Finding(kind, text, check.line(case, layout)))
 
 
 def often(check: Judge, wanted: int | None) -> None:
@@ -114,15 +163,21 @@ def often(check: Judge, wanted: int | None) -> None:
     seconds = OFTEN_SECONDS if wanted is None else math.inf
     known: dict[int, Bits] = {}
     small = [t.case for t in check.trials if t.case.size in ("small", "shrunk")][:OFTEN]
-    cases = [check.trial(c) for case in small for c in (case, altered.touched(case))]
+    few = [c for case in small for c in (case, altered.touched(case))]
+    if wanted is None:  # what nobody has seen: a kernel may know the default cases
+        drawn = (draw_case(check.op, secrets.randbits(31), c.data, "small", c.which) for c in small)
+        few += [c for c in drawn if not is_empty(c)]
+    cases = [(check.line(c), *check.trial(c)) for c in few]
     start = time.perf_counter()
+    held: Bits = []
     for i in range(calls if cases else 0):
         if time.perf_counter() - start > seconds:
-            return
-        trial, kernel = cases[i % len(cases)]
+            break
+        line, trial, kernel = cases[i % len(cases)]
         try:
-            results = check.results(trial.case)
+            results = check.called(trial.case, hold=not i)[1].results
             bits = bits_of(results)
+            held = held if i else bits
             first = known.setdefault(i % len(cases), bits)
             if first is not bits:
                 if same(first, bits):
@@ -137,7 +192,39 @@ def often(check: Judge, wanted: int | None) -> None:
             wrong = [(failure.kind, str(failure))]
         if wrong:
             text = f"in call {i + 1} of {calls} on a few cases: {wrong[0][1]}"
-            check.report.findings.append(Finding(wrong[0][0], text, check.line(trial.case)))
+            check.report.findings.append(Finding(wrong[0][0], text, line))
+            return
+    try:
+        if held and not same(held, bits_of(check.function.held([x.shape for x in held]))):
+            check.report.findings.append(Finding("stale", "a later call changed an earlier result", cases[0][0]))
+    except Failure as failure:
+        check.report.findings.append(Finding(failure.kind, str(failure), cases[0][0]))
+    if cases and wanted is None:
+        _in_another_process(check, cases, known)
+
+
+def _in_another_process(check: Judge, cases: Sequence[tuple[str, Trial, Kernel]], known: dict[int, Bits]) -> None:
+    """The same cases in a process of their own: a fault may be in one process of several, as the choice of a program is that a
+    process makes by its first measurements."""
+    if not isinstance(check.function, Apart) or check.function.seconds_to_load > LOADING_SECONDS:
+        return
+    check.function.close()
+    other = "in another process results have other bits"
+    for i, (line, trial, kernel) in enumerate(cases):
+        try:
+            results = check.results(trial.case)
+            if i not in known or same(known[i], bits_of(results)):
+                continue
+            check.report.notes += [other] if other not in check.report.notes else []
+            outcomes = zip(trial.names, check.compared(trial, kernel, results), strict=True)
+            wrong = [("value", c.explain(name)) for name, c in outcomes if not c.ok]
+        except NotImplementedError:
+            continue
+        except Failure as failure:
+            wrong = [(failure.kind, str(failure))]
+        if wrong:
+            text = f"in another process: {wrong[0][1]}"
+            check.report.findings.append(Finding(wrong[0][0], text, line))
             return
 
 

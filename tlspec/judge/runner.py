@@ -81,10 +81,13 @@ class Request:
     keywords: dict[str, str] = field(default_factory=dict)
     #: arguments that are passed even where they are None
     inputs: list[str] = field(default_factory=list)
-    strided: bool = False
+    #: how the arrays lie in memory, of :data:`tlspec.arrays.LAYOUTS`; "" is contiguous
+    layout: str = ""
+    #: whether arguments of equal bits are one array
+    shared: bool = False
     #: the seed of the numbers that the outputs hold before; None for NaN
     garbage: int | None = None
-    #: whether the results stay in memory for :meth:`Runner.held`
+    #: whether the results and the arguments stay in memory for :meth:`Runner.held`
     hold: bool = False
 
 
@@ -159,6 +162,10 @@ def place_of(error: BaseException) -> str:
     return f"{os.path.basename(file)}:{line}, in {name}" + (f": {text}" if text else "") if file else ""
 
 
+def _equal(a: tuple[str, np.ndarray], b: tuple[str, np.ndarray]) -> bool:
+    return a[0] == b[0] and np.array_equal(a[1], b[1])
+
+
 def plain_of(library: Arrays, name: str, x: Any, shape: tuple[int, ...]) -> Plain:
     """The bits of an array; they are copied at once, so what is written later does not count. Raises Failure."""
     try:
@@ -175,7 +182,11 @@ def plain_of(library: Arrays, name: str, x: Any, shape: tuple[int, ...]) -> Plai
 def text_of(error: BaseException) -> str:
     """An exception for a person: what it is and where."""
     place = place_of(error)
-    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+    try:
+        text = str(error)
+    except Exception as another:
+        text = f"its text raises {type(another).__name__}"
+    return f"{type(error).__name__}: {text}" + (f" ({place})" if place else "")
 
 
 class Runner:
@@ -189,7 +200,11 @@ class Runner:
     def call(self, request: Request) -> Answer:
         """Makes the arrays, calls the function and reads what it returned. Raises Failure, or NotImplementedError."""
         library = self.library
-        arrays = {n: library.put(x, t, strided=request.strided) for n, (t, x) in request.arrays.items()}
+        arrays: dict[str, Any] = {}
+        for name, (dtype, x) in request.arrays.items():
+            known = (n for n in arrays if request.shared and _equal(request.arrays[n], request.arrays[name]))
+            other = next(known, None)
+            arrays[name] = arrays[other] if other else library.put(x, dtype, layout=request.layout)
         written, whole = {}, {}
         for name, dtype in request.written.items():
             written[name], whole[name] = library.guarded(request.results[name], dtype, request.garbage)
@@ -200,7 +215,7 @@ class Runner:
         read = [plain_of(self.library, n, r, s) for r, (n, s) in zip(returned, request.results.items(), strict=True)]
         self._wait_for_threads(before)
         if request.hold:
-            self._held = returned
+            self._held = [*returned, *(x for n, x in arrays.items() if n not in request.over.values())]
         after = {n: plain_of(self.library, n, x, tuple(request.arrays[n][1].shape)) for n, x in arrays.items()}
         changed = next((n for n, x in after.items() if x.patterns is None), None)
         if changed is not None:
@@ -209,10 +224,13 @@ class Runner:
         for name, everything in whole.items():
             bits = library.bits(everything).view(np.uint8)
             canaries[name] = np.concatenate([bits[:CANARY_BYTES], bits[len(bits) - CANARY_BYTES :]])
+        if arrays and not request.hold:
+            for result in returned:  # which belongs to the caller, who writes to it
+                library.spoil(result)
         return Answer(read, after, canaries)
 
     def held(self, shapes: list[tuple[int, ...]]) -> list[Plain]:
-        """What the results of the last call that held them are by now."""
+        """What the results of the last call that held them are by now, and the arguments that it was to leave alone."""
         return [plain_of(self.library, "", r, s) for r, s in zip(self._held, shapes, strict=False)]
 
     def _returned(self, request: Request, values: dict[str, Any], outputs: dict[str, Any]) -> list[Any]:
@@ -234,7 +252,9 @@ class Runner:
             raise
         except SystemExit as end:
             raise Failure(f"the kernel ended the program with status {end.code!r}, expected results") from None
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise Raised(text_of(error), refusal=isinstance(error, REFUSALS)) from error
         if not kept:
             raise Failure(

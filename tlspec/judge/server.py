@@ -2,8 +2,8 @@
 
 This process imports NumPy and the library of the arrays once, and starts a child for each check, which so is there at once. It
 never runs a kernel itself. In a child ``tlspec`` is a package of :mod:`tlspec.formats`, :mod:`tlspec.arrays` and
-:mod:`tlspec.judge.runner` alone: while the kernel's module is loaded all other names of it are placeholders, afterwards they are
-refused, and so are its files. The judge's memory was never here.
+:mod:`tlspec.judge.runner` alone, for a task also of what makes its submission. While the kernel's module is loaded all other
+names of it are placeholders, afterwards they are refused, and so are its files. The judge's memory was never here.
 
 Messages are frames: a length and that many bytes. What comes from the judge is pickled, as it is trusted; what goes to the judge
 is JSON and plain bytes, as a kernel may have written it.
@@ -31,6 +31,8 @@ from typing import Any, NoReturn
 FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: what of the package a kernel's process has
 TRANSPORT = ("tlspec.formats", "tlspec.arrays", "tlspec.judge.runner")
+#: what it has besides for a task
+OF_TASKS = ("tlspec.judge.adapters.sources", "tlspec.judge.adapters.submission")
 REFUSAL = "the specification, which the process of a kernel does not have (isolate=False runs the kernel where it is)"
 #: seconds without a check after which the processes end
 IDLE_SECONDS = 600.0
@@ -98,7 +100,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name.partition(".")[0] != "tlspec":
             return None
-        if name in TRANSPORT:
+        if name in TRANSPORT or (name in OF_TASKS and not state.sealed):
             return importlib.util.spec_from_file_location(name, os.path.join(FOLDER, *name.split(".")[1:]) + ".py")
         if state.sealed:
             raise ImportError(f"{name}: it is a part of {REFUSAL}")
@@ -114,10 +116,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def refuse_files() -> None:
     """From now on the package's files cannot be opened, nor named to another program."""
 
-    def hook(event: str, given: tuple[Any, ...], folder: str = FOLDER, text: str = REFUSAL) -> None:
-        if event == "open" and isinstance(given[0], str) and "tlspec" in given[0]:
-            if os.path.realpath(given[0]).startswith(folder + os.sep):
-                raise PermissionError(f"{given[0]}: it is a part of {text}")
+    def hook(event: str, given: tuple[Any, ...], folder: str = os.path.realpath(FOLDER), text: str = REFUSAL) -> None:
+        if event == "open" and isinstance(given[0], (str, bytes)):
+            name = os.fsdecode(given[0])
+            if os.path.realpath(name).startswith(folder + os.sep):
+                raise PermissionError(f"{name}: it is a part of {text}")
         elif event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn") and "tlspec" in repr(given):
             raise PermissionError(f"{given[0]}: it names {text}")
 
@@ -175,15 +178,19 @@ def send(connection: socket.socket, head: dict[str, Any], parts: list[Any] = [])
         connection.sendall(part.reshape(-1).view("u1"))
 
 
-def load(way: dict[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
-    """The kernel and the adapter of its arguments."""
+def load(way: dict[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any] | None, list[str]]:
+    """The kernel, the adapter of its arguments, and what a reader should know of it."""
+    if "task" in way:
+        submission = sys.modules["tlspec.judge.adapters.submission"]
+        function, notes = submission.loaded(way["task"])
+        return function, submission.called, notes
     if "script" in way:
         run_script(*way["script"])
     runner = sys.modules["tlspec.judge.runner"]
     kernel = runner.load_named(way["kernel"]) if "kernel" in way else None
     kernel = runner.named(*way["place"]) if "place" in way else kernel
     sent = pickle.loads(way["pickle"])
-    return sent[0] if kernel is None else kernel, sent[1]
+    return sent[0] if kernel is None else kernel, sent[1], []
 
 
 def serve(connection: socket.socket) -> None:
@@ -208,10 +215,12 @@ def serve(connection: socket.socket) -> None:
             library.apply(setup["settings"])
         if library.library == "torch":
             library.module.seed()
+        if "task" in setup["way"]:
+            importlib.import_module("tlspec.judge.adapters.submission")
         refuse_files()
-        function, adapter = load(setup["way"])
+        function, adapter, notes = load(setup["way"])
         made = runner.Runner(function, adapter, library)
-        reply = {"parameters": runner.parameters_of(function)}
+        reply = {"parameters": runner.parameters_of(function), "notes": notes}
     except BaseException as error:
         kind = "unavailable" if "library" not in locals() else "load"
         text = str(error) if kind == "unavailable" else runner.text_of(error)
@@ -223,12 +232,15 @@ def serve(connection: socket.socket) -> None:
         os.close(output)
     state.sealed = True
     send(connection, {"kind": "loaded", **reply})
+    process = os.getpid()
+    copies, copy = os.pipe()
+    os.set_blocking(copies, False)
     while (request := receive(connection)) is not None:
-        answer(connection, made, request)
+        answer(connection, made, request, process, (copies, copy))
 
 
-def answer(connection: socket.socket, made: Any, request: Any) -> None:
-    """Makes one call and sends what came of it."""
+def answer(connection: socket.socket, made: Any, request: Any, process: int, copies: tuple[int, int]) -> None:
+    """Makes one call and sends what came of it. A copy of the process, which the kernel forked, says so in a pipe."""
     parts: list[Any] = []
     try:
         if isinstance(request, list):  # the shapes of results that are held
@@ -242,11 +254,16 @@ def answer(connection: socket.socket, made: Any, request: Any) -> None:
             parts += [found.canaries[name] for name in request.written]
     except NotImplementedError:
         head, parts = {"kind": "unsupported"}, []
-    except Exception as error:
+    except BaseException as error:
         refusal = getattr(error, "refusal", False)
         head, parts = {"kind": getattr(error, "kind", "error"), "text": str(error), "refusal": refusal}, []
         if not hasattr(error, "kind"):
-            head["text"] = f"{type(error).__name__}: {error}"
+            head["text"] = sys.modules["tlspec.judge.runner"].text_of(error)
+    if os.getpid() != process:
+        os.write(copies[1], b"x")
+        os._exit(1)
+    if select.select([copies[0]], [], [], 0)[0]:
+        head, parts = {"kind": "result", "text": "a copy of the process, which the kernel had forked, returned too"}, []
     send(connection, head, parts)
 
 

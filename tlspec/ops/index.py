@@ -47,12 +47,14 @@ def tree_sums(values, rows):
 
 
 def scattered(base, values, indices):
-    """A copy of base plus the tree sum of values[j] over the j of each index along axis 0, in their type; out-of-range indices are
-    ignored."""
+    """A copy of base plus the sum of values[j] over the j of each index along axis 0: by the tree in float32, in any order where the
+    type has no such roundings; out-of-range indices are ignored."""
     indices = np.asarray(indices, dtype=np.int64)
     inside = indices < base.shape[0]
     out = base.copy()
-    sums, found = tree_sums(values[inside], indices[inside])
+    found, sums = indices[inside], values[inside]
+    if sums.dtype == np.float32:
+        sums, found = tree_sums(sums, found)
     np.add.at(out, found, sums)
     return out
 

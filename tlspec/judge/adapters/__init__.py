@@ -86,7 +86,8 @@ def check_task(
     task: str | Path, submission: str | Path, *, format: str = "", constants: Mapping[str, Any] | None = None, device: str = "",
         dtype: str = "",
     data: Sequence[str] = DATA, cases: int | None = None, case: str | None = None, progress: Callable[[str],
-        None] | None = None, **words: Any,
+        None] | None = None,
+    isolate: bool | None = None, timeout: float | None = None, memory: int | None = None, **words: Any,
 ) -> Report:  # fmt: skip
     """Judges a submission to a task.
 
@@ -111,6 +112,11 @@ def check_task(
         The one that a report's line names, ``"0:own"``.
     progress : callable
         Called with a line now and then.
+    isolate : bool
+        Whether the submission runs in a process of its own. By default it does where its arguments can be sent there, and the
+        report says so; True refuses what cannot, False runs it here.
+    timeout, memory
+        The seconds that one call may take, and the bytes of that process.
     **words
         What is known of the kernel's arithmetic (:mod:`tlspec.judge.arithmetic`): accumulate, height, ulp, products,
         intermediate, flush.
@@ -126,7 +132,8 @@ def check_task(
         For files that are not of the format, inputs that are too large, a reference that fails.
     """
     made = task_of(task, submission, format=format, constants=constants, device=device, dtype=dtype)
-    return judged(made, data=data, cases=cases, case=case, progress=progress, **words)
+    limits: dict[str, Any] = {"isolate": isolate, "timeout": timeout, "memory": memory}
+    return judged(made, data=data, cases=cases, case=case, progress=progress, **limits, **words)
 
 
 def check_function(

@@ -2,7 +2,6 @@
 run."""
 
 import importlib
-import inspect
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 
 from tlspec.draw.data import generator
 from tlspec.judge.adapters.sources import executed, here, imported_from, part
+from tlspec.judge.adapters.submission import listed
 from tlspec.judge.adapters.task import Task
 
 #: lengths of variable axes, case by case
@@ -40,7 +40,11 @@ def flashinfer(path: Path, submission: Path, constants: Mapping[str, Any], devic
     source, entry, by_destination = _submission(submission, work)
     with imported_from(work, source.parent):
         reference = part(executed(work / "reference.py", {}, replaced), ["run"], path)
-        kernel = part(executed(source, {}, replaced), [entry], submission)
+    recipe = {"format": "flashinfer", "file": str(source), "folders": [str(source.parent)], "shown": str(submission),
+              "names": [entry], "replaced": replaced, "device": device, "destinations": by_destination,
+              "inputs": {n: s["shape"] for n, s in inputs.items()},
+              "outputs": {n: (s["shape"], s["dtype"]) for n, s in outputs.items()},
+              "constants": {k: a["value"] for k, a in axes.items() if a["type"] == "const"}}  # fmt: skip
     workloads = _workloads(path)
     cases = workloads or [{"axes": {}, "inputs": {}, "at": i} for i in range(len(LENGTHS))]
 
@@ -70,41 +74,15 @@ def flashinfer(path: Path, submission: Path, constants: Mapping[str, Any], devic
     def inputs_of(index: int) -> Sequence[Any]:
         return [made(name, spec, index) for name, spec in inputs.items()]
 
-    takes = _count(kernel)
-    destinations = by_destination if by_destination is not None else takes == len(inputs) + len(outputs)
-
-    def called(*given: Any) -> Any:
-        if not destinations:
-            return _listed(kernel(*given), outputs)
-        known = {d: n for spec, x in zip(inputs.values(), given, strict=True) for d, n in zip(spec["shape"] or (), getattr(x,
-            "shape", ()), strict=False)
-                 if isinstance(d, str)}  # fmt: skip
-        known |= {k: a["value"] for k, a in axes.items() if a["type"] == "const"}
-        made = [torch.full([known.get(n, n) for n in s["shape"]], float("nan") if "float" in s["dtype"] else 0,
-                           dtype=getattr(torch, s["dtype"]), device=device) for s in outputs.values()]  # fmt: skip
-        kernel(*given, *made)
-        return made
-
     return Task(
         definition["name"],
         "flashinfer-bench",
         inputs_of,
-        lambda *given: _listed(reference(*given), outputs),
-        called,
+        lambda *given: listed(reference(*given), outputs),
+        recipe,
         cases=len(cases),
+        device=device,
     )
-
-
-def _listed(returned: Any, outputs: Mapping[str, Any]) -> Any:
-    return [returned[n] for n in outputs] if isinstance(returned, dict) else returned
-
-
-def _count(function: Any) -> int:
-    try:
-        kinds = (p.kind for p in inspect.signature(function).parameters.values())
-        return sum(k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for k in kinds)
-    except (TypeError, ValueError):
-        return 0
 
 
 def _workloads(path: Path) -> list[dict[str, Any]]:

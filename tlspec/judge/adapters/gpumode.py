@@ -52,7 +52,6 @@ def gpumode(folder: Path, submission: Path, constants: Mapping[str, Any], device
     torch = importlib.import_module("torch")
     with imported_from(folder, folder.parent, submission.parent):
         module = executed(reference, {}, replaced)
-        other = executed(submission, {}, replaced)
         make = part(module, ["generate_input"], reference)
     yml = folder / "task.yml"
     specs = specs_of(yml.read_text(encoding="utf-8")) if yml.is_file() else []
@@ -66,5 +65,8 @@ def gpumode(folder: Path, submission: Path, constants: Mapping[str, Any], device
         torch.manual_seed(int(spec.get("seed", index)))
         return (make(**spec),)
 
-    return Task(folder.name, "GPU MODE", inputs, part(module, ["ref_kernel"], reference),
-                part(other, ["custom_kernel"], submission), cases=len(specs), returns_inputs=True)  # fmt: skip
+    folders = [str(folder), str(folder.parent), str(submission.parent)]
+    recipe = {"format": "gpumode", "file": str(submission), "folders": folders, "shown": str(submission),
+              "names": ["custom_kernel"], "replaced": replaced}  # fmt: skip
+    return Task(folder.name, "GPU MODE", inputs, part(module, ["ref_kernel"], reference), recipe, cases=len(specs),
+                returns_inputs=True, device=device)  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tlspec.judge.adapters.sources import executed, here, imported_from, part
+from tlspec.judge.adapters.submission import saved
 from tlspec.judge.adapters.task import MOST, Task, too_large
 
 #: the seed before the inputs, and before each of the models, which so get the same parameters
@@ -19,8 +20,7 @@ def kernelbench(path: Path, submission: Path, constants: Mapping[str, Any], devi
     device, replaced = here(device)
     with imported_from(path.parent, submission.parent):
         module = executed(path, constants, replaced)
-        other = executed(submission, {}, replaced)
-    kind, new = part(module, ["Model"], path), part(other, ["ModelNew", "Model"], submission)
+    kind = part(module, ["Model"], path)
     make, init = part(module, ["get_inputs"], path), getattr(module, "get_init_inputs", list)
     format = getattr(torch, dtype) if dtype else None
 
@@ -29,12 +29,13 @@ def kernelbench(path: Path, submission: Path, constants: Mapping[str, Any], devi
             return x
         return x.to(device, format) if format is not None and x.is_floating_point() else x.to(device)
 
-    def built(of: Any) -> Any:
+    def built() -> tuple[Any, Any]:
         torch.manual_seed(SEED)
         given: Any = init()
+        given = given if isinstance(given, dict) else [placed(x) for x in given]
         torch.manual_seed(SEED)
-        model = of(**given) if isinstance(given, dict) else of(*(placed(x) for x in given))
-        return model.to(device) if format is None else model.to(device, format)
+        model = kind(**given) if isinstance(given, dict) else kind(*given)
+        return model.to(device) if format is None else model.to(device, format), given
 
     def size() -> int:
         try:
@@ -46,22 +47,13 @@ def kernelbench(path: Path, submission: Path, constants: Mapping[str, Any], devi
     count = size()
     if count > MOST:
         raise ValueError(too_large(path.stem, count))
-    model, kernel = built(kind), built(new)
-    notes = []
-    ours, theirs = ({k: v.shape for k, v in m.state_dict().items()} for m in (model, kernel))
-    if ours == theirs:
-        kernel.load_state_dict(model.state_dict())
-    elif ours:
-        notes.append(
-            f"ModelNew has other parameters than Model ({_short(theirs)}; {_short(ours)}), which stay as drawn"
-        )
+    model, given = built()
+    recipe = {"format": "kernelbench", "file": str(submission), "folders": [str(path.parent), str(submission.parent)],
+              "shown": str(submission), "names": ["ModelNew", "Model"], "replaced": replaced, "device": device, "dtype": dtype,
+              "seed": SEED, "init": saved(torch, given), "state": saved(torch, model.state_dict())}  # fmt: skip
 
     def inputs(index: int) -> Sequence[Any]:
         torch.manual_seed(SEED + index)
         return [placed(x) for x in make()]
 
-    return Task(path.stem, "KernelBench", inputs, model, kernel, cases=2, modules=[model], notes=notes)
-
-
-def _short(names: Mapping[str, Any]) -> str:
-    return ", ".join(list(names)[:4]) or "none"
+    return Task(path.stem, "KernelBench", inputs, model, recipe, cases=2, modules=[model], device=device)

@@ -2,7 +2,7 @@
 
 import importlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,12 @@ from tlspec.compare import Comparison, compare
 from tlspec.draw.data import generator
 from tlspec.formats import FORMATS, Format
 from tlspec.judge.adapters.estimate import estimated
+from tlspec.judge.adapters.submission import GIVEN, Unsent, called, loaded, packed
 from tlspec.judge.adapters.tracked import Tracked, UnknownOperator, leaves, tracked
+from tlspec.judge.apart import SECONDS, Apart, NotSent, TimedOut
 from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.report import Finding, Report, Row
+from tlspec.judge.runner import Failure, Plain, Request
 from tlspec.running import Model
 
 #: what the floating-point inputs of a case hold: what the task makes; the same with drawn signs; whole numbers, whose sums are
@@ -39,8 +42,9 @@ class Task:
         make(i) gives the arguments of case i.
     reference : callable
         Takes them.
-    kernel : callable
-        Takes them.
+    kernel : callable or mapping
+        Takes them, where it is; or the recipe of a submission (:mod:`tlspec.judge.adapters.submission`), which runs in a process
+        of its own.
     cases : int
         Number of cases.
     modules : sequence
@@ -51,13 +55,15 @@ class Task:
         What else a reader should know.
     returns_inputs : bool
         Whether arrays for the results are among the inputs.
+    device : str
+        Of the kernel.
     """
 
     name: str
     format: str
     make: Callable[[int], Sequence[Any]]
     reference: Callable[..., Any]
-    kernel: Callable[..., Any]
+    kernel: Callable[..., Any] | Mapping[str, Any]
     cases: int = 1
     #: the reference's modules, which are widened to float64 for the time that it is analysed
     modules: Sequence[Any] = ()
@@ -66,12 +72,13 @@ class Task:
     notes: list[str] = field(default_factory=list)
     #: whether arrays for the results are among the inputs
     returns_inputs: bool = False
+    device: str = "cpu"
 
 
 def judged(
     task: Task, *, data: Sequence[str] = DATA, cases: int | None = None, case: str | None = None, progress: Callable[[str],
         None] | None = None,
-    **words: Any,
+    isolate: bool | None = None, timeout: float | None = None, memory: int | None = None, **words: Any,
 ) -> Report:  # fmt: skip
     """Holds a task's kernel to its reference.
 
@@ -91,6 +98,10 @@ def judged(
         One of a report's lines: ``INDEX:DATA``.
     progress : callable, optional
         Called with a line now and then.
+    isolate : bool, optional
+        As of :func:`tlspec.check`: by default a submission runs in a process of its own, where its arguments can be sent there.
+    timeout, memory : optional
+        The seconds that one call may take, and the bytes of the process.
     **words : object
         Words of :mod:`tlspec.judge.arithmetic`.
 
@@ -107,7 +118,7 @@ def judged(
     if unknown := [d for d in data if d not in DATA]:
         raise ValueError(f"{task.name}: data: got {unknown[0]!r}, expected {', '.join(DATA)}")
     start = time.perf_counter()
-    judge = _Judge(task, words)
+    judge = _Judge(task, words, isolate, timeout, memory)
     count = max(task.cases, 1) if cases is None else cases
     chosen = [(i, d) for i in range(count) for d in data]
     if case is not None:
@@ -115,23 +126,57 @@ def judged(
         if not number.isdigit() or kind not in DATA:
             raise ValueError(f"{task.name}: case: got {case!r}, expected INDEX:DATA, as in 0:own")
         chosen = [(int(number), kind)]
-    for index, kind in chosen:
-        if progress is not None:
-            progress(f"case {index}, {kind}")
-        judge.run(index, kind)
+    try:
+        for index, kind in chosen:
+            if progress is not None:
+                progress(f"case {index}, {kind}")
+            judge.run(index, kind)
+            if any(f.kind == TimedOut.kind for f in judge.report.findings):
+                break
+    finally:
+        judge.close()
     judge.report.assumptions = "; ".join([judge.report.assumptions, *dict.fromkeys(task.notes)])
     judge.report.seconds = time.perf_counter() - start
     return judge.report
 
 
 class _Judge:
-    def __init__(self, task: Task, words: dict[str, Any]):
+    def __init__(
+        self, task: Task, words: dict[str, Any], isolate: bool | None, timeout: float | None, memory: int | None
+    ):  # fmt: skip
         self.task, self.words = task, {k: v for k, v in words.items() if v}
         self.torch = importlib.import_module("torch")
         self.library = libraries.get("torch")
         self.estimated: str = ""
         said = ", ".join(f"{k}={v}" for k, v in self.words.items()) or "any order of sums"
-        self.report = Report(task.name, task.format, "", "torch", said, process="a task runs beside its reference")
+        self.report = Report(task.name, task.format, "", "torch", said, process="isolate=False")
+        self.runs: Apart | None = None
+        self.isolate = isolate
+        self.kernel: Callable[..., Any] = called
+        if callable(task.kernel):
+            self.kernel, self.report.process = task.kernel, "it runs beside its reference"
+        elif isolate is False:
+            self._bring_here("isolate=False")
+        else:
+            array = "torch" if task.device == "cpu" else f"torch:{task.device}"
+            try:
+                self.runs = Apart(task.kernel, None, array, seconds=timeout or SECONDS, memory=memory)
+            except NotSent as error:
+                raise ValueError(f"{task.name}: the submission cannot be loaded: {error}") from None
+            task.notes += self.runs.notes
+            self.report.isolated = True
+
+    def _bring_here(self, reason: str) -> None:
+        """From now on the submission runs in this process."""
+        assert not callable(self.task.kernel)
+        self.close()
+        self.kernel, notes = loaded(self.task.kernel)
+        self.task.notes += [n for n in notes if n not in self.task.notes]
+        self.report.isolated, self.report.process, self.runs = False, reason, None
+
+    def close(self) -> None:
+        if self.runs is not None:
+            self.runs.close()
 
     def run(self, index: int, kind: str) -> None:
         """One case into the report."""
@@ -214,13 +259,13 @@ class _Judge:
         changed = [not _same(a, b) for a, b in zip(leaves(torch, before), leaves(torch, plain), strict=True)]
         own = [x.detach().clone() for x in own]
         try:
-            with torch.no_grad():
-                results = leaves(torch, self._called(self.task.kernel, given))
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+            results, after, filled = self._results(given, own)
         except NotImplementedError:
             self.report.unsupported += 1
             row.cases -= 1
+            return
+        except Failure as failure:
+            yield failure.kind, str(failure)
             return
         except Exception as error:
             yield "error", f"{type(error).__name__}: {error}{_place(error)}"
@@ -228,8 +273,6 @@ class _Judge:
         if len(results) != len(own):
             yield "result", f"returned {len(results)} tensors, expected {len(own)}"
             return
-        filled = {x.untyped_storage().data_ptr() for x in results} if self.task.returns_inputs else set()
-        results = [x.detach().clone() for x in results]
         expected, blind = self.expected(kept, model), list[bool]()
         for i, (got, reference, known) in enumerate(zip(results, own, expected, strict=True)):
             name = f"out{i}" if len(own) > 1 else "out"
@@ -248,13 +291,61 @@ class _Judge:
                 note = f"the task's own reference is beyond the tolerance: {self.compared(reference, known, model).explain(name)}"
                 self.task.notes.append(note)
         row.blind += 2 * sum(blind) > len(blind)
-        for x, y, allowed in zip(leaves(torch, before), leaves(torch, given), changed, strict=True):
-            if not allowed and y.untyped_storage().data_ptr() not in filled and not _same(x, y):
+        for x, y, allowed in zip(leaves(torch, before), after, changed, strict=True):
+            if not allowed and not any(y is f for f in filled) and not _same(x, y):
                 yield "inputs", f"the kernel changed an input of shape {tuple(x.shape)}"
-        with torch.no_grad():
-            repeated = leaves(torch, self._called(self.task.kernel, again))
+        try:
+            repeated = self._results(again, own)[0]
+        except Failure as failure:
+            yield failure.kind, f"in a second call: {failure}"
+            return
         same = all(_same(a, b) for a, b in zip(results, repeated, strict=False))
         self.report.repeats = same and self.report.repeats is not False
+
+    def _results(self, given: Any, own: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """The results of a call of the kernel, its tensors afterwards, and those of them that hold results. Raises Failure, or
+        what a kernel raises that runs here."""
+        torch = self.torch
+        if self.runs is not None:
+            try:
+                return self._results_apart(self.runs, given, own)
+            except Unsent as error:
+                if self.isolate:
+                    raise ValueError(
+                        f"{self.task.name}: the submission cannot run in a process of its own: {error}"
+                    ) from None
+                self._bring_here(f"{error}, which cannot be sent to another")
+        with torch.no_grad():
+            results = leaves(torch, self._called(self.kernel, given))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        after = list(leaves(torch, given))
+        storages = {x.untyped_storage().data_ptr() for x in results} if self.task.returns_inputs else set()
+        filled = [x for x in after if x.untyped_storage().data_ptr() in storages]
+        return [x.detach().clone() for x in results], after, filled
+
+    def _results_apart(self, runs: Apart, given: Any, own: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        template, tensors = packed(self.torch, given)
+        arrays = {}
+        for name, x in tensors.items():
+            try:
+                bits, dtype = self.library.read(x.detach().cpu())
+            except TypeError as error:
+                raise Unsent(str(error)) from None
+            arrays[name] = dtype, bits.reshape(tuple(x.shape))
+        shapes = {f"out{i}" if len(own) > 1 else "out": tuple(x.shape) for i, x in enumerate(own)}
+        answer = runs.call(Request(arrays, {GIVEN: template}, shapes))
+        results, after = ([self._tensor(p) for p in x] for x in (answer.results, answer.arrays.values()))
+        places = [p.place for p in answer.results if p.place is not None] if self.task.returns_inputs else []
+        inputs = zip(after, answer.arrays.values(), strict=True)
+        filled = [x for x, p in inputs if p.place and any(a < p.place[1] and p.place[0] < b for a, b in places)]
+        return results, after, filled
+
+    def _tensor(self, plain: Plain) -> Any:
+        """The tensor of these bits; of another shape than was expected without them."""
+        if plain.patterns is None:
+            return self.torch.empty(plain.shape, dtype=getattr(self.torch, plain.dtype), device="meta")
+        return self.library.put(plain.patterns, plain.dtype)
 
     def _called(self, function: Callable[..., Any], given: Any) -> Any:
         self.torch.manual_seed(0)
@@ -346,6 +437,8 @@ def _same(a: Any, b: Any) -> bool:
     """Whether two tensors have the same bits."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
+    if a.is_meta or b.is_meta:  # of a wrong shape, whose numbers were not sent
+        return True
     library = libraries.get("torch")
     return bool(np.array_equal(library.bits(a.detach()), library.bits(b.detach())))
 

@@ -13,7 +13,7 @@ passes, and one that does not as well. The last one before a result is the resul
 import contextlib
 import importlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ import numpy as np
 
 from tlspec.formats import FORMATS, Format
 from tlspec.judge.adapters.rules import CONSTANT, RULES
+from tlspec.judge.adapters.submission import flat
+from tlspec.judge.adapters.submission import leaves as leaves
 from tlspec.running import ErrorArray, Model
 from tlspec.running.array import Sum, operand
 
@@ -143,7 +145,7 @@ class Tracker:
         declared = self._widen(kwargs)
         floats = [
             x
-            for x in _flat((args, kwargs))
+            for x in flat((args, kwargs))
             if isinstance(x, torch.Tensor) and (x.is_floating_point() or self._key(x) in self.entries)
         ]
         if name in ("_to_copy", "copy_"):
@@ -160,7 +162,7 @@ class Tracker:
             raise UnknownOperator(f"aten::{name} draws random numbers")
         if not floats or (plain in CONSTANT and len(floats) < 2):  # a second one would be what fills the first
             out = function(*args, **kwargs)
-            for x in _flat(out):
+            for x in flat(out):
                 if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel():
                     self._constant(x, declared)
             return out
@@ -291,7 +293,7 @@ class Tracker:
 
     def _certain(self, name: str, args: Any) -> None:
         """A number that leaves the tensors must not depend on rounding."""
-        for x in _flat(args):
+        for x in flat(args):
             known = self.entries.get(self._key(x)) if isinstance(x, self.torch.Tensor) else None
             if known is not None and np.any(_view(known.error, x)):
                 raise UnknownOperator(f"a number of Python (aten::{name}) depends on rounding")
@@ -304,16 +306,6 @@ _LOOKING = frozenset(
 _RANDOM = frozenset(
     {"native_dropout", "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "rrelu_with_noise"}
 )
-
-
-def _flat(x: Any) -> Iterator[Any]:
-    if isinstance(x, Mapping):
-        x = list(x.values())
-    if isinstance(x, (tuple, list)):
-        for each in x:
-            yield from _flat(each)
-    else:
-        yield x
 
 
 def _mapped(x: Any, read: Callable[[Any], Any], torch: Any) -> Any:
@@ -335,10 +327,3 @@ def tracked(model: Model, function: Callable[[], Any]) -> tuple[Any, Tracker]:
     tracker = Tracker(model)
     with tracker.running():
         return function(), tracker
-
-
-def leaves(torch: Any, returned: Any) -> Sequence[Any]:
-    """The tensors of what was returned; numbers become tensors."""
-    if isinstance(returned, (int, float)):
-        return [torch.tensor(returned)]
-    return [x for x in _flat(returned) if isinstance(x, torch.Tensor)]
