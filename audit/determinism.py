@@ -24,18 +24,17 @@ from tlspec.registry import Array, Op
 #: the dimension of each operation whose entries do not depend on one another, and the fewest that the same tree sums:
 #: one column alone is summed by the row tree, as its row says
 BATCH: Mapping[str, tuple[str, int]] = {
-    "reduce_sum_axis0": ("cols", 2), "reduce_sum_axis1": ("rows", 1), "reduce_max_axis0": ("cols", 1),
-    "reduce_max_axis1": ("rows", 1), "softmax": ("rows", 1), "log_softmax": ("rows", 1), "layer_norm": ("rows", 1),
+    "softmax": ("rows", 1), "log_softmax": ("rows", 1), "layer_norm": ("rows", 1),
     "rms_norm": ("rows", 1), "channel_affine": ("batch", 1), "cross_entropy_rows": ("rows", 1),
     "batchnorm_channel_first": ("channels", 1), "matmul": ("m", 1), "bmm": ("batch", 1), "linear": ("batch", 1),
-    "conv": ("batch", 1), "conv2d": ("batch", 1), "conv_transpose": ("batch", 1), "conv_transpose2d": ("batch", 1),
-    "max_pool": ("channels", 1), "max_pool2d": ("channels", 1), "avg_pool": ("channels", 1), "avg_pool2d": ("channels", 1),
-    "smooth_max_pool": ("channels", 1), "smooth_max_pool2d": ("channels", 1), "flash_attention": ("batch", 1),
+    "conv": ("batch", 1), "conv_transpose": ("batch", 1),
+    "max_pool": ("channels", 1), "avg_pool": ("channels", 1),
+    "smooth_max_pool": ("channels", 1), "flash_attention": ("batch", 1),
     "grouped_attention": ("batch", 1), "conv_grouped": ("batch", 1), "conv_transpose_grouped": ("batch", 1),
     "rotary": ("batch", 1), "sinusoidal": ("batch", 1), "selective_scan_diag": ("state", 1),
     "selective_scan_diag_var": ("state", 1), "rfft1d_packed": ("batch", 1), "irfft1d_packed": ("batch", 1),
-    "gather_rows": ("cols", 1), "scatter_add_rows": ("cols", 1), "broadcast_vec_to_rows": ("cols", 2),
-    "broadcast_vec_to_cols": ("rows", 1), "layer_norm_stats": ("rows", 1), "rms_norm_stats": ("rows", 1),
+    "gather_rows": ("cols", 1), "scatter_add_rows": ("cols", 1),
+    "layer_norm_stats": ("rows", 1), "rms_norm_stats": ("rows", 1),
     "batch_norm_stats": ("channels", 1), "group_norm_stats": ("batch", 1),
 }  # fmt: skip
 

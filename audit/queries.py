@@ -16,6 +16,7 @@ from audit.trees import HUGE
 from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.bounds import call_named
+from tlspec.expressions import evaluate
 
 #: summand rows of one call where the shape leaves them free
 ROWS = 64
@@ -84,6 +85,9 @@ TARGETS: list[Target] = []
 def declared(op: str, which: str, **values: Any) -> Any:
     """The height that a row's bound uses (:func:`tlspec.bounds.tree`, :func:`tlspec.bounds.ordered`)."""
     row = registry.get(op)
+    if row.forward is not None:
+        values = {n: evaluate(e, values) for n, e in row.forward.arguments.items()}
+        row = row.forward.of
     bound = row.bound_of(which)
     function: Any = bound.function
     height = inspect.getclosurevars(function).nonlocals.get("height")

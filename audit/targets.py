@@ -191,5 +191,5 @@ add_target(
 
 def targets(chosen: Sequence[str] | None = None) -> list[Target]:
     """The targets of the operations named, in the registry's order."""
-    order = {r.name: i for i, r in enumerate(registry.ops())}
+    order = {r.name: i for i, r in enumerate(registry.operations())}
     return sorted((t for t in TARGETS if chosen is None or t.op in chosen), key=lambda t: order[t.op])

@@ -154,7 +154,7 @@ class Worker:
     def prepare(self, op: str, which: str, size: dict[str, Any]) -> bool:
         """Makes the inputs and calls once; False where this checkout has no such operation."""
         self.call = None
-        row = next((row for row in registry.ops() if row.name == op), None)
+        row = next((row for row in registry.operations() if row.name == op), None)
         if row is None:
             return False
         self.device.collect()

@@ -86,7 +86,7 @@ class DrawnRow:
 def pairs() -> list[tuple[registry.Op, str]]:
     """The operations with a baseline in PyTorch, forward and VJP."""
     found = []
-    for op in registry.ops():
+    for op in registry.operations():
         benchmark = benchmark_of(op.name)
         if not benchmark.sizes:
             continue
@@ -99,7 +99,7 @@ def pairs() -> list[tuple[registry.Op, str]]:
 
 def rows_of(seed: int, first: int, names: Sequence[str] | None) -> Iterator[int]:
     """The numbers of the rows from `first` on, of the named operations and families alone."""
-    choices, chosen = pairs(), {op.name for op in registry.ops(names)}
+    choices, chosen = pairs(), {op.name for op in (registry.ops(names) if names else registry.operations())}
     if not any(op.name in chosen for op, _ in choices):
         raise SystemExit("bench --drawn: none of these operations has a baseline in PyTorch")
     return (i for i in numbers(first) if _choice(choices, seed, i)[0].name in chosen)

@@ -307,7 +307,7 @@ class Subject:
 
 def fixed_subjects(names: Sequence[str] | None, limit: float) -> Iterator[Subject]:
     """The benchmark's own sizes of the named operations and of their gradients, those whose operands fit the limit in bytes."""
-    for op in registry.ops(names):
+    for op in registry.ops(names) if names else registry.operations():
         benchmark = benchmark_of(op.name)
         for which in ("forward", "vjp"):
             if which == "vjp" and (benchmark.torch_vjp is None or op.vjp_rule is None or op.vjp_rule.via is not None):

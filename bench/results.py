@@ -332,7 +332,7 @@ def trust_tables(summaries: Summaries) -> list[str]:
 
 def bound_text(entry: str, math: str) -> str:
     """The bound that an entry point has now."""
-    op = registry.get(entry if entry in {r.name for r in registry.ops()} else entry.removesuffix("_bwd"))
+    op = registry.get(entry if entry in {r.name for r in registry.operations()} else entry.removesuffix("_bwd"))
     return op.in_math(math).bound_of("forward" if entry == op.name else "vjp").text
 
 

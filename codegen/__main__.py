@@ -32,7 +32,7 @@ def find_problems() -> list[str]:
     if places := list(unfilled()):
         return places
     try:
-        rows = registry.ops()
+        rows = registry.operations()
     except Exception as error:
         return [_load_problem(error)]
     return [p for row in rows for p in row_problems(row)] or missing_kernels()

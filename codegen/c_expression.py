@@ -21,6 +21,10 @@ class _ToC(ast.NodeVisitor):
     def visit_Constant(self, node: ast.Constant) -> str:
         return f"{node.value}u" if isinstance(node.value, int) else repr(node.value)
 
+    def visit_List(self, node: ast.List) -> str:
+        items = [str(x.value) if isinstance(x, ast.Constant) else f"(int64_t){self.visit(x)}" for x in node.elts]
+        return f"{{{len(items)}, {{{', '.join(items)}}}}}"
+
     def visit_BinOp(self, node: ast.BinOp) -> str:
         op = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "/", ast.Mod: "%"}[type(node.op)]
         return f"({self.visit(node.left)} {op} {self.visit(node.right)})"

@@ -47,12 +47,16 @@ def entry_point(e: Entry) -> str:
     late = [c for c in checks if names_in(c.expression) & hosts]
     inputs, input_arguments = _check_inputs(e)
     outputs, output_arguments = _check_outputs(e)
-    arguments = ["call.ctx", *input_arguments, *_size_arguments(e.signature), *output_arguments]
-    body = [*_open_call(e), *_read_parameters(e.signature, checks),
+    family, kernel, lists = e.op.family, e.kernel, list[str]()
+    if e.op.forward is None:
+        arguments = ["call.ctx", *input_arguments, *_size_arguments(e.signature), *output_arguments]
+    else:
+        family, kernel, lists, arguments = _forwarded(e, input_arguments, output_arguments)
+    body = [*_open_call(e), *_read_parameters(e, checks),
             *(_require(c, e.signature, _WIDTH) for c in checks if c not in late), *_count_lists(e.signature), *inputs,
             *("if (!call.status)\n    " + _require(c, e.signature, _WIDTH - 4).replace("\n", "\n    ") for c in late),
-            *outputs, f"if ({'tl_begin_host' if all(a.host for a in e.signature.outputs) else 'tl_begin'}(&call))",
-            call_text(f"    call.status = TL_KERNEL(&call, {e.op.family}, {e.kernel})", arguments, ";", _WIDTH),
+            *outputs, *lists, f"if ({'tl_begin_host' if all(a.host for a in e.signature.outputs) else 'tl_begin'}(&call))",
+            call_text(f"    call.status = TL_KERNEL(&call, {family}, {kernel})", arguments, ";", _WIDTH),
             "return tl_end(&call);"]  # fmt: skip
     lines = "\n".join("    " + line for statement in body for line in statement.split("\n"))
     return f"{exported_prototype(e)}\n{{\n{lines}\n}}\n"
@@ -71,9 +75,11 @@ def _open_call(e: Entry) -> list[str]:
     return ["tl_call call;", enter, *([f"{' = '.join(marks)} = 1;"] if marks else [])]
 
 
-def _read_parameters(sig: Signature, checks: list[Check]) -> list[str]:
+def _read_parameters(e: Entry, checks: list[Check]) -> list[str]:
     """Declares the locals ``NAME_`` of dimensions and parameters that checks and lengths are computed from."""
+    sig = e.signature
     used = set().union(
+        *[names_in(x) for x in (e.op.forward.arguments.values() if e.op.forward else ()) if not x.isidentifier()],
         *[names_in(c.expression) for c in checks],
         *[names_in(i.lstrip("*")) for a in sig.inputs + sig.outputs for i in a.dims if i != "*" and not a.listed],
     )
@@ -156,6 +162,36 @@ def _size_arguments(sig: Signature) -> list[str]:
     ]
 
 
+def _forwarded(e: Entry, inputs: list[str], outputs: list[str]) -> tuple[str, str, list[str], list[str]]:
+    """The family and the name of the kernel that a synonym runs, the lists it makes for it, and what the kernel gets."""
+    forward, sig = e.op.forward, e.signature
+    assert forward is not None
+    which = "forward" if e.kernel == e.op.name else "vjp"
+    target = forward.of.signature_of(which)
+    given = dict(zip([a.name for a in sig.inputs + sig.outputs], inputs + outputs, strict=True))
+    plain = {d for d in sig.dims if not d.startswith("*")} | {p.name for p in sig.params if p.kind != "float"}
+    lists = []
+
+    def pointer(name: str) -> str:
+        return given.get(forward.name_of(name) or "", "NULL")
+
+    def size(name: str, kind: str) -> str:
+        expression = forward.arguments[name]
+        if kind != "dims":
+            return expression if expression in plain or expression.isdigit() else to_c(expression, sig)
+        if expression.isidentifier():
+            return f"&{expression}_"
+        lists.append(f"const tl_dims {name}_there = {to_c(expression, sig)};")
+        return f"&{name}_there"
+
+    kinds = [(d.lstrip("*"), "dims" if d.startswith("*") else "u32") for d in target.dims]
+    sizes = [size(name, kind) for name, kind in kinds] + ["call.list.lengths"] * bool(target.lists)
+    sizes += [size(p.name, p.kind) for p in target.params]
+    arguments = [*(pointer(a.name) for a in target.inputs), *["(int64_t)n"] * target.elementwise, *sizes,
+                 *(pointer(a.name) for a in target.outputs)]  # fmt: skip
+    return forward.of.family, forward.of.entry(which), lists, ["call.ctx", *arguments]
+
+
 def _require(c: Check, sig: Signature, width: int) -> str:
     """The statement that refuses a call which fails a check."""
     message, values = _check_message(c, sig)
@@ -184,9 +220,11 @@ def _check_message(c: Check, sig: Signature) -> tuple[str, list[str]]:
 
 def entry_points_source(family: str) -> str:
     """The text of ``FAMILY_entry_points.c``."""
+    others = sorted({e.op.forward.of.family for e in all_entries(family) if e.op.forward} - {family})
     head = (
         f"/* Entry points of the {family} family: argument checks, then dispatch to the call's device.\n * {BANNER} */\n"
         f'#include "core/call.h"\n#include "core/dispatch.h"\n#include "core/shapes.h"\n'
         f'#include "generated/cpu_kernels.h"\n#include "generated/{family}.h"\n'
+        + "".join(f'#include "generated/{f}.h"\n' for f in others)
     )
     return head + "".join("\n" + entry_point(e) for e in all_entries(family))

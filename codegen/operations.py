@@ -78,7 +78,7 @@ def forwarded() -> dict[str, list[Method]]:
     """The generated methods by family."""
     by_hand = _written_by_hand()
     found: dict[str, list[Method]] = {}
-    for row in registry.ops():
+    for row in registry.operations():
         if row.name not in by_hand and (method := Method.of(row)) is not None:
             found.setdefault(row.family, []).append(method)
     return found

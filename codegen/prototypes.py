@@ -56,5 +56,5 @@ def exported_prototype(e: Entry) -> str:
 
 
 def kernel_entries(family: str) -> list[Entry]:
-    """One entry per kernel of a family."""
-    return [e for e in all_entries(family) if e.only is None and not e.indexed]
+    """One entry per kernel of a family; synonyms run those of others."""
+    return [e for e in all_entries(family) if e.only is None and not e.indexed and e.op.forward is None]

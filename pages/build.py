@@ -70,7 +70,7 @@ def _places() -> Navigation:
 def collect() -> dict[str, str | bytes]:
     """Every page of the site by its path, and the files that belong to them."""
     found: dict[str, str | bytes] = dict(sources.pages())
-    measured, summaries = figures.measurements(registry.ops(), KEPT / "errors"), read_summaries()
+    measured, summaries = figures.measurements(registry.operations(), KEPT / "errors"), read_summaries()
     for page, tables in TABLES.items():
         found[page] = sources.unescape_pipes("\n".join([str(found[page]), *tables(summaries), ""]))
     found |= operations.pages(operations.Material(summaries, measured))

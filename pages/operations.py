@@ -310,7 +310,7 @@ def family_page(family: str, rows: Sequence[Op], material: Material) -> str:
 
 def pages(material: Material, chosen: Sequence[Op] | None = None) -> dict[str, str]:
     """All pages by their paths in the site."""
-    rows = registry.ops() if chosen is None else tuple(chosen)
+    rows = registry.operations() if chosen is None else tuple(chosen)
     found = {f"operations/{row.name}.md": operation_page(row, material) for row in rows}
     index = [INDEX, ""]
     for family in registry.families():
@@ -332,6 +332,6 @@ def navigation() -> list[Any]:
     """The operations in the tree of pages, by family."""
     tree: list[Any] = ["operations/index.md"]
     for family in registry.families():
-        own = [{row.name: f"operations/{row.name}.md"} for row in registry.ops() if row.family == family]
+        own = [{row.name: f"operations/{row.name}.md"} for row in registry.operations() if row.family == family]
         tree.append({family.capitalize(): [f"operations/{family}/index.md", *own]})
     return tree

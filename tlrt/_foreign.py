@@ -56,7 +56,7 @@ def rows() -> tuple[Op, ...]:
     """The rows whose arrays are arrays of the caller: no lists, no host arrays of float64, and at least one of them."""
     return tuple(
         r
-        for r in registry.ops()
+        for r in registry.operations()
         if not r.signature.lists
         and not r.signature.needs_context
         and not any(a.kind == "f64" for a in r.signature.inputs)

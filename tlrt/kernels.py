@@ -211,6 +211,7 @@ __all__ = [
     "ne",
     "pack",
     "pad_axes",
+    "permute",
     "pow",
     "pow_bwd",
     "pow_scalar",
@@ -4208,180 +4209,6 @@ def mish_bwd(x: Buffer, g: Buffer, *, out: Buffer | None = None) -> Buffer:
     return out
 
 
-def reduce_sum(x: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
-    """Sum over all elements.
-
-    out[0] = Σ_i x[i], by the row tree: the order of additions depends on n alone.
-
-    Parameters
-    ----------
-    x : Buffer
-        Shape (n,).
-    n : int
-        Size of an axis.
-    out : Buffer, optional
-        Overwritten with the result.
-
-    Returns
-    -------
-    out : Buffer
-        One element.
-
-    Notes
-    -----
-    Special values: IEEE 754 (inf + -inf is NaN). A sum over nothing is 0; a sum is never -0.
-
-    References
-    ----------
-    native/src/formula/sum_tree.h
-
-    Examples
-    --------
-    >>> x = cpu.buffer([1, 2, 3])
-    >>> print(kernels.reduce_sum(x, 3).numpy())
-    [6.]
-    """
-    try:
-        slot = _take()
-    except IndexError:
-        slot = _new_slot()
-    try:
-        slot[0] = _NULL if out is None else out._handle
-        call = x._device._calls.buffer_reduce_sum
-        status = call(x._handle, _index(n), slot)
-        if out is None and not status:
-            made = _make(Buffer)
-            made._handle = _own(slot[0], _release)
-            made._device = x._device
-            out = made
-    except BaseException as error:
-        if out is None:
-            _release(slot[0])
-        if not isinstance(error, _WRONG):
-            raise
-        raise _refusal(reduce_sum, error, locals()) from None
-    if status:
-        return _again(status, reduce_sum, locals())
-    _give(slot)
-    return out
-
-
-def reduce_sum_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
-    """Sum down the rows of a matrix, one for each column.
-
-    out[j] = Σ_i x[i, j], by the column tree (by the row tree where cols = 1).
-
-    Parameters
-    ----------
-    x : Buffer
-        Shape (rows, cols).
-    rows, cols : int
-        Sizes of axes.
-    out : Buffer, optional
-        Overwritten with the result.
-
-    Returns
-    -------
-    out : Buffer
-        Shape (cols,).
-
-    Notes
-    -----
-    Special values: IEEE 754. With rows = 0 every sum is 0; a sum is never -0.
-
-    References
-    ----------
-    native/src/formula/sum_tree.h
-
-    Examples
-    --------
-    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
-    >>> print(kernels.reduce_sum_axis0(x, 2, 3).numpy())
-    [5. 7. 9.]
-    """
-    try:
-        slot = _take()
-    except IndexError:
-        slot = _new_slot()
-    try:
-        slot[0] = _NULL if out is None else out._handle
-        call = x._device._calls.buffer_reduce_sum_axis0
-        status = call(x._handle, _index(rows), _index(cols), slot)
-        if out is None and not status:
-            made = _make(Buffer)
-            made._handle = _own(slot[0], _release)
-            made._device = x._device
-            out = made
-    except BaseException as error:
-        if out is None:
-            _release(slot[0])
-        if not isinstance(error, _WRONG):
-            raise
-        raise _refusal(reduce_sum_axis0, error, locals()) from None
-    if status:
-        return _again(status, reduce_sum_axis0, locals())
-    _give(slot)
-    return out
-
-
-def reduce_sum_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
-    """Sum across the columns of a matrix, one for each row.
-
-    out[i] = Σ_j x[i, j], by the row tree.
-
-    Parameters
-    ----------
-    x : Buffer
-        Shape (rows, cols).
-    rows, cols : int
-        Sizes of axes.
-    out : Buffer, optional
-        Overwritten with the result.
-
-    Returns
-    -------
-    out : Buffer
-        Shape (rows,).
-
-    Notes
-    -----
-    Special values: IEEE 754. With cols = 0 every sum is 0; a sum is never -0.
-
-    References
-    ----------
-    native/src/formula/sum_tree.h
-
-    Examples
-    --------
-    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
-    >>> print(kernels.reduce_sum_axis1(x, 2, 3).numpy())
-    [ 6. 15.]
-    """
-    try:
-        slot = _take()
-    except IndexError:
-        slot = _new_slot()
-    try:
-        slot[0] = _NULL if out is None else out._handle
-        call = x._device._calls.buffer_reduce_sum_axis1
-        status = call(x._handle, _index(rows), _index(cols), slot)
-        if out is None and not status:
-            made = _make(Buffer)
-            made._handle = _own(slot[0], _release)
-            made._device = x._device
-            out = made
-    except BaseException as error:
-        if out is None:
-            _release(slot[0])
-        if not isinstance(error, _WRONG):
-            raise
-        raise _refusal(reduce_sum_axis1, error, locals()) from None
-    if status:
-        return _again(status, reduce_sum_axis1, locals())
-    _give(slot)
-    return out
-
-
 def reduce_sum_axis(x: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | None = None) -> Buffer:
     """Sum along one axis, which is dropped.
 
@@ -4445,6 +4272,168 @@ def reduce_sum_axis(x: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | 
         raise _refusal(reduce_sum_axis, error, locals(), {"axis": "parameter"}) from None
     if status:
         return _again(status, reduce_sum_axis, locals())
+    _give(slot)
+    return out
+
+
+def reduce_sum(x: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
+    """Sum over all elements.
+
+    out = reduce_sum_axis(x, dims = [n], axis = 0)
+
+    Parameters
+    ----------
+    x : Buffer
+        Shape (n,).
+    n : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        One element.
+
+    References
+    ----------
+    native/src/formula/sum_tree.h
+
+    Examples
+    --------
+    >>> x = cpu.buffer([1, 2, 3])
+    >>> print(kernels.reduce_sum(x, 3).numpy())
+    [6.]
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_reduce_sum
+        status = call(x._handle, _index(n), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(reduce_sum, error, locals()) from None
+    if status:
+        return _again(status, reduce_sum, locals())
+    _give(slot)
+    return out
+
+
+def reduce_sum_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """Sum down the rows of a matrix, one for each column.
+
+    out = reduce_sum_axis(x, dims = [rows, cols], axis = 0)
+
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (cols,).
+
+    References
+    ----------
+    native/src/formula/sum_tree.h
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.reduce_sum_axis0(x, 2, 3).numpy())
+    [5. 7. 9.]
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_reduce_sum_axis0
+        status = call(x._handle, _index(rows), _index(cols), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(reduce_sum_axis0, error, locals()) from None
+    if status:
+        return _again(status, reduce_sum_axis0, locals())
+    _give(slot)
+    return out
+
+
+def reduce_sum_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """Sum across the columns of a matrix, one for each row.
+
+    out = reduce_sum_axis(x, dims = [rows, cols], axis = 1)
+
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (rows,).
+
+    References
+    ----------
+    native/src/formula/sum_tree.h
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.reduce_sum_axis1(x, 2, 3).numpy())
+    [ 6. 15.]
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_reduce_sum_axis1
+        status = call(x._handle, _index(rows), _index(cols), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(reduce_sum_axis1, error, locals()) from None
+    if status:
+        return _again(status, reduce_sum_axis1, locals())
     _give(slot)
     return out
 
@@ -4559,232 +4548,6 @@ def reduce_mean_bwd(g: Buffer, dims: Sequence[int], axis: int, *, out: Buffer | 
         raise _refusal(reduce_mean_bwd, error, locals(), {"axis": "parameter"}) from None
     if status:
         return _again(status, reduce_mean_bwd, locals())
-    _give(slot)
-    return out
-
-
-def reduce_max_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
-    """Maximum down the rows of a matrix, one for each column.
-
-    out[j] = max_i x[i, j]
-
-    Parameters
-    ----------
-    x : Buffer
-        Shape (rows, cols).
-    rows, cols : int
-        Sizes of axes.
-    out : Buffer, optional
-        Overwritten with the result.
-
-    Returns
-    -------
-    out : Buffer
-        Shape (cols,).
-
-    Raises
-    ------
-    ShapeError
-        Expected: rows > 0, since an empty axis has no maximum (rows).
-
-    Notes
-    -----
-    Special values: a NaN in a column makes its maximum NaN; +0 is above -0.
-
-    References
-    ----------
-    IEEE 754-2019, 9.6 (maximum)
-
-    Examples
-    --------
-    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
-    >>> print(kernels.reduce_max_axis0(x, 2, 3).numpy())
-    [4. 5. 6.]
-    """
-    try:
-        slot = _take()
-    except IndexError:
-        slot = _new_slot()
-    try:
-        slot[0] = _NULL if out is None else out._handle
-        call = x._device._calls.buffer_reduce_max_axis0
-        status = call(x._handle, _index(rows), _index(cols), slot)
-        if out is None and not status:
-            made = _make(Buffer)
-            made._handle = _own(slot[0], _release)
-            made._device = x._device
-            out = made
-    except BaseException as error:
-        if out is None:
-            _release(slot[0])
-        if not isinstance(error, _WRONG):
-            raise
-        raise _refusal(reduce_max_axis0, error, locals()) from None
-    if status:
-        return _again(status, reduce_max_axis0, locals())
-    _give(slot)
-    return out
-
-
-def reduce_max_axis0_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
-    """Vector-Jacobian product of reduce_max_axis0.
-
-    gx[i, j] = g[j] / (number of winners of column j) where x[i, j] = y[j], else 0; one IEEE division.
-
-    Where y[j] is NaN the whole column is NaN. +0 and -0 win together.
-
-    Parameters
-    ----------
-    x : Buffer
-        Shape (rows, cols).
-    y : Buffer
-        Shape (cols,); the result of reduce_max_axis0.
-    g : Buffer
-        Shape (cols,); cotangent of out.
-    rows, cols : int
-        Sizes of axes.
-    out : Buffer, optional
-        Overwritten with the result.
-
-    Returns
-    -------
-    gx : Buffer
-        Shape (rows, cols).
-    """
-    try:
-        slot = _take()
-    except IndexError:
-        slot = _new_slot()
-    try:
-        slot[0] = _NULL if out is None else out._handle
-        call = x._device._calls.buffer_reduce_max_axis0_bwd
-        status = call(x._handle, y._handle, g._handle, _index(rows), _index(cols), slot)
-        if out is None and not status:
-            made = _make(Buffer)
-            made._handle = _own(slot[0], _release)
-            made._device = x._device
-            out = made
-    except BaseException as error:
-        if out is None:
-            _release(slot[0])
-        if not isinstance(error, _WRONG):
-            raise
-        raise _refusal(reduce_max_axis0_bwd, error, locals()) from None
-    if status:
-        return _again(status, reduce_max_axis0_bwd, locals(), {"out": "y"})
-    _give(slot)
-    return out
-
-
-def reduce_max_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
-    """Maximum across the columns of a matrix, one for each row.
-
-    out[i] = max_j x[i, j]
-
-    Parameters
-    ----------
-    x : Buffer
-        Shape (rows, cols).
-    rows, cols : int
-        Sizes of axes.
-    out : Buffer, optional
-        Overwritten with the result.
-
-    Returns
-    -------
-    out : Buffer
-        Shape (rows,).
-
-    Raises
-    ------
-    ShapeError
-        Expected: cols > 0, since an empty axis has no maximum (cols).
-
-    Notes
-    -----
-    Special values: a NaN in a row makes its maximum NaN; +0 is above -0.
-
-    References
-    ----------
-    IEEE 754-2019, 9.6 (maximum)
-
-    Examples
-    --------
-    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
-    >>> print(kernels.reduce_max_axis1(x, 2, 3).numpy())
-    [3. 6.]
-    """
-    try:
-        slot = _take()
-    except IndexError:
-        slot = _new_slot()
-    try:
-        slot[0] = _NULL if out is None else out._handle
-        call = x._device._calls.buffer_reduce_max_axis1
-        status = call(x._handle, _index(rows), _index(cols), slot)
-        if out is None and not status:
-            made = _make(Buffer)
-            made._handle = _own(slot[0], _release)
-            made._device = x._device
-            out = made
-    except BaseException as error:
-        if out is None:
-            _release(slot[0])
-        if not isinstance(error, _WRONG):
-            raise
-        raise _refusal(reduce_max_axis1, error, locals()) from None
-    if status:
-        return _again(status, reduce_max_axis1, locals())
-    _give(slot)
-    return out
-
-
-def reduce_max_axis1_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
-    """Vector-Jacobian product of reduce_max_axis1.
-
-    gx[i, j] = g[i] / (number of winners of row i) where x[i, j] = y[i], else 0; one IEEE division.
-
-    Where y[i] is NaN the whole row is NaN. +0 and -0 win together.
-
-    Parameters
-    ----------
-    x : Buffer
-        Shape (rows, cols).
-    y : Buffer
-        Shape (rows,); the result of reduce_max_axis1.
-    g : Buffer
-        Shape (rows,); cotangent of out.
-    rows, cols : int
-        Sizes of axes.
-    out : Buffer, optional
-        Overwritten with the result.
-
-    Returns
-    -------
-    gx : Buffer
-        Shape (rows, cols).
-    """
-    try:
-        slot = _take()
-    except IndexError:
-        slot = _new_slot()
-    try:
-        slot[0] = _NULL if out is None else out._handle
-        call = x._device._calls.buffer_reduce_max_axis1_bwd
-        status = call(x._handle, y._handle, g._handle, _index(rows), _index(cols), slot)
-        if out is None and not status:
-            made = _make(Buffer)
-            made._handle = _own(slot[0], _release)
-            made._device = x._device
-            out = made
-    except BaseException as error:
-        if out is None:
-            _release(slot[0])
-        if not isinstance(error, _WRONG):
-            raise
-        raise _refusal(reduce_max_axis1_bwd, error, locals()) from None
-    if status:
-        return _again(status, reduce_max_axis1_bwd, locals(), {"out": "y"})
     _give(slot)
     return out
 
@@ -4906,6 +4669,220 @@ def amax_bwd(x: Buffer, y: Buffer, g: Buffer, dims: Sequence[int], axes: int, *,
         raise _refusal(amax_bwd, error, locals(), {"axes": "parameter"}) from None
     if status:
         return _again(status, amax_bwd, locals(), {"out": "y"})
+    _give(slot)
+    return out
+
+
+def reduce_max_axis0(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """Maximum down the rows of a matrix, one for each column.
+
+    out = amax(x, dims = [rows, cols], axes = 1)
+
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (cols,).
+
+    Raises
+    ------
+    ShapeError
+        Expected: rows > 0, since an empty axis has no maximum (rows).
+
+    References
+    ----------
+    IEEE 754-2019, 9.6 (maximum)
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.reduce_max_axis0(x, 2, 3).numpy())
+    [4. 5. 6.]
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_reduce_max_axis0
+        status = call(x._handle, _index(rows), _index(cols), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(reduce_max_axis0, error, locals()) from None
+    if status:
+        return _again(status, reduce_max_axis0, locals())
+    _give(slot)
+    return out
+
+
+def reduce_max_axis0_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of reduce_max_axis0.
+
+    The gradient of amax.
+
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    y : Buffer
+        Shape (cols,); the result of reduce_max_axis0.
+    g : Buffer
+        Shape (cols,); cotangent of out.
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    gx : Buffer
+        Shape (rows, cols).
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_reduce_max_axis0_bwd
+        status = call(x._handle, y._handle, g._handle, _index(rows), _index(cols), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(reduce_max_axis0_bwd, error, locals()) from None
+    if status:
+        return _again(status, reduce_max_axis0_bwd, locals(), {"out": "y"})
+    _give(slot)
+    return out
+
+
+def reduce_max_axis1(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """Maximum across the columns of a matrix, one for each row.
+
+    out = amax(x, dims = [rows, cols], axes = 2)
+
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (rows,).
+
+    Raises
+    ------
+    ShapeError
+        Expected: cols > 0, since an empty axis has no maximum (cols).
+
+    References
+    ----------
+    IEEE 754-2019, 9.6 (maximum)
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.reduce_max_axis1(x, 2, 3).numpy())
+    [3. 6.]
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_reduce_max_axis1
+        status = call(x._handle, _index(rows), _index(cols), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(reduce_max_axis1, error, locals()) from None
+    if status:
+        return _again(status, reduce_max_axis1, locals())
+    _give(slot)
+    return out
+
+
+def reduce_max_axis1_bwd(x: Buffer, y: Buffer, g: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of reduce_max_axis1.
+
+    The gradient of amax.
+
+    Parameters
+    ----------
+    x : Buffer
+        Shape (rows, cols).
+    y : Buffer
+        Shape (rows,); the result of reduce_max_axis1.
+    g : Buffer
+        Shape (rows,); cotangent of out.
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    gx : Buffer
+        Shape (rows, cols).
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_reduce_max_axis1_bwd
+        status = call(x._handle, y._handle, g._handle, _index(rows), _index(cols), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(reduce_max_axis1_bwd, error, locals()) from None
+    if status:
+        return _again(status, reduce_max_axis1_bwd, locals(), {"out": "y"})
     _give(slot)
     return out
 
@@ -5602,67 +5579,6 @@ def cumsum(x: Buffer, dims: Sequence[int], axis: int, reverse: int, *, out: Buff
     return out
 
 
-def concat1d(a: Buffer, b: Buffer, n: int, m: int, *, out: Buffer | None = None) -> Buffer:
-    """Two vectors, one after the other.
-
-    out[i] = a[i] for i < n, b[i − n] from there on
-
-    Parameters
-    ----------
-    a : Buffer
-        Shape (n,).
-    b : Buffer
-        Shape (m,).
-    n, m : int
-        Sizes of axes.
-    out : Buffer, optional
-        Overwritten with the result.
-
-    Returns
-    -------
-    out : Buffer
-        Shape (n + m,).
-
-    Notes
-    -----
-    Either may be empty.
-
-    References
-    ----------
-    numpy.concatenate
-
-    Examples
-    --------
-    >>> a = cpu.buffer([1, 2, 3])
-    >>> b = cpu.buffer([0, 0.5])
-    >>> print(kernels.concat1d(a, b, 3, 2).numpy())
-    [1.  2.  3.  0.  0.5]
-    """
-    try:
-        slot = _take()
-    except IndexError:
-        slot = _new_slot()
-    try:
-        slot[0] = _NULL if out is None else out._handle
-        call = a._device._calls.buffer_concat1d
-        status = call(a._handle, b._handle, _index(n), _index(m), slot)
-        if out is None and not status:
-            made = _make(Buffer)
-            made._handle = _own(slot[0], _release)
-            made._device = a._device
-            out = made
-    except BaseException as error:
-        if out is None:
-            _release(slot[0])
-        if not isinstance(error, _WRONG):
-            raise
-        raise _refusal(concat1d, error, locals()) from None
-    if status:
-        return _again(status, concat1d, locals())
-    _give(slot)
-    return out
-
-
 def slice1d(x: Buffer, n: int, start: int, len: int, *, out: Buffer | None = None) -> Buffer:
     """A run of consecutive elements.
 
@@ -6014,16 +5930,18 @@ def concat_rows(a: Buffer, b: Buffer, rows: int, n: int, m: int, *, out: Buffer 
     return out
 
 
-def broadcast_vec_to_rows(vec: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
-    """A vector repeated as every row of a matrix.
+def concat1d(a: Buffer, b: Buffer, n: int, m: int, *, out: Buffer | None = None) -> Buffer:
+    """Two vectors, one after the other.
 
-    out[i, j] = vec[j]
+    out = concat_rows(a, b, rows = 1)
 
     Parameters
     ----------
-    vec : Buffer
-        Shape (cols,).
-    rows, cols : int
+    a : Buffer
+        Shape (n,).
+    b : Buffer
+        Shape (m,).
+    n, m : int
         Sizes of axes.
     out : Buffer, optional
         Overwritten with the result.
@@ -6031,22 +5949,18 @@ def broadcast_vec_to_rows(vec: Buffer, rows: int, cols: int, *, out: Buffer | No
     Returns
     -------
     out : Buffer
-        Shape (rows, cols).
-
-    Notes
-    -----
-    rows = 0 gives an empty buffer.
+        Shape (n + m,).
 
     References
     ----------
-    numpy.broadcast_to
+    numpy.concatenate(axis=1)
 
     Examples
     --------
-    >>> vec = cpu.buffer([1, 2, 3])
-    >>> print(kernels.broadcast_vec_to_rows(vec, 2, 3).numpy((2, 3)))
-    [[1. 2. 3.]
-     [1. 2. 3.]]
+    >>> a = cpu.buffer([1, 2, 3])
+    >>> b = cpu.buffer([0, 0.5])
+    >>> print(kernels.concat1d(a, b, 3, 2).numpy())
+    [1.  2.  3.  0.  0.5]
     """
     try:
         slot = _take()
@@ -6054,80 +5968,21 @@ def broadcast_vec_to_rows(vec: Buffer, rows: int, cols: int, *, out: Buffer | No
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        call = vec._device._calls.buffer_broadcast_vec_to_rows
-        status = call(vec._handle, _index(rows), _index(cols), slot)
+        call = a._device._calls.buffer_concat1d
+        status = call(a._handle, b._handle, _index(n), _index(m), slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
-            made._device = vec._device
+            made._device = a._device
             out = made
     except BaseException as error:
         if out is None:
             _release(slot[0])
         if not isinstance(error, _WRONG):
             raise
-        raise _refusal(broadcast_vec_to_rows, error, locals()) from None
+        raise _refusal(concat1d, error, locals()) from None
     if status:
-        return _again(status, broadcast_vec_to_rows, locals())
-    _give(slot)
-    return out
-
-
-def broadcast_vec_to_cols(vec: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
-    """A vector repeated as every column of a matrix.
-
-    out[i, j] = vec[i]
-
-    Parameters
-    ----------
-    vec : Buffer
-        Shape (rows,).
-    rows, cols : int
-        Sizes of axes.
-    out : Buffer, optional
-        Overwritten with the result.
-
-    Returns
-    -------
-    out : Buffer
-        Shape (rows, cols).
-
-    Notes
-    -----
-    cols = 0 gives an empty buffer.
-
-    References
-    ----------
-    numpy.broadcast_to
-
-    Examples
-    --------
-    >>> vec = cpu.buffer([1, 2])
-    >>> print(kernels.broadcast_vec_to_cols(vec, 2, 3).numpy((2, 3)))
-    [[1. 1. 1.]
-     [2. 2. 2.]]
-    """
-    try:
-        slot = _take()
-    except IndexError:
-        slot = _new_slot()
-    try:
-        slot[0] = _NULL if out is None else out._handle
-        call = vec._device._calls.buffer_broadcast_vec_to_cols
-        status = call(vec._handle, _index(rows), _index(cols), slot)
-        if out is None and not status:
-            made = _make(Buffer)
-            made._handle = _own(slot[0], _release)
-            made._device = vec._device
-            out = made
-    except BaseException as error:
-        if out is None:
-            _release(slot[0])
-        if not isinstance(error, _WRONG):
-            raise
-        raise _refusal(broadcast_vec_to_cols, error, locals()) from None
-    if status:
-        return _again(status, broadcast_vec_to_cols, locals())
+        return _again(status, concat1d, locals())
     _give(slot)
     return out
 
@@ -6207,6 +6062,116 @@ def broadcast_to(
     return out
 
 
+def broadcast_vec_to_rows(vec: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """A vector repeated as every row of a matrix.
+
+    out = broadcast_to(vec, in_dims = [cols], out_dims = [rows, cols], axis_map = [0, 1])
+
+    Parameters
+    ----------
+    vec : Buffer
+        Shape (cols,).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, cols).
+
+    References
+    ----------
+    numpy.broadcast_to
+
+    Examples
+    --------
+    >>> vec = cpu.buffer([1, 2, 3])
+    >>> print(kernels.broadcast_vec_to_rows(vec, 2, 3).numpy((2, 3)))
+    [[1. 2. 3.]
+     [1. 2. 3.]]
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = vec._device._calls.buffer_broadcast_vec_to_rows
+        status = call(vec._handle, _index(rows), _index(cols), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = vec._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(broadcast_vec_to_rows, error, locals()) from None
+    if status:
+        return _again(status, broadcast_vec_to_rows, locals())
+    _give(slot)
+    return out
+
+
+def broadcast_vec_to_cols(vec: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
+    """A vector repeated as every column of a matrix.
+
+    out = broadcast_to(vec, in_dims = [rows], out_dims = [rows, cols], axis_map = [1, 0])
+
+    Parameters
+    ----------
+    vec : Buffer
+        Shape (rows,).
+    rows, cols : int
+        Sizes of axes.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (rows, cols).
+
+    References
+    ----------
+    numpy.broadcast_to
+
+    Examples
+    --------
+    >>> vec = cpu.buffer([1, 2])
+    >>> print(kernels.broadcast_vec_to_cols(vec, 2, 3).numpy((2, 3)))
+    [[1. 1. 1.]
+     [2. 2. 2.]]
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = vec._device._calls.buffer_broadcast_vec_to_cols
+        status = call(vec._handle, _index(rows), _index(cols), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = vec._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(broadcast_vec_to_cols, error, locals()) from None
+    if status:
+        return _again(status, broadcast_vec_to_cols, locals())
+    _give(slot)
+    return out
+
+
 def reduce_from_broadcast(
     x: Buffer, in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequence[int], *, out: Buffer | None = None
 ) -> Buffer:
@@ -6282,10 +6247,79 @@ def reduce_from_broadcast(
     return out
 
 
+def permute(x: Buffer, dims: Sequence[int], axes: Sequence[int], *, out: Buffer | None = None) -> Buffer:
+    """An array with its axes in another order.
+
+    out[…, i_axes[k], …] = x[…], axis k of the result being axis axes[k] of x
+
+    Parameters
+    ----------
+    x : Buffer
+        Shape (*dims,).
+    dims : sequence of int
+        Sizes of all axes.
+    axes : sequence of int
+        The axis of x behind each axis of the result.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (*permuted(dims, axes),).
+
+    Raises
+    ------
+    ArgumentError
+        Expected: every axis of dims once (axes).
+
+    Notes
+    -----
+    x (dims), at most 8 axes; out has the sizes dims[axes[k]].
+
+    References
+    ----------
+    numpy.transpose
+
+    Examples
+    --------
+    >>> x = cpu.buffer([[1, 2, 3], [4, 5, 6]])
+    >>> print(kernels.permute(x, (2, 3), (1, 0)).numpy((3, 2)))
+    [[1. 4.]
+     [2. 5.]
+     [3. 6.]]
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        dims_ = _uint32_list(dims)
+        axes_ = _uint32_list(axes)
+        call = x._device._calls.buffer_permute
+        status = call(x._handle, dims_, _count(dims_), axes_, _count(axes_), slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(permute, error, locals()) from None
+    if status:
+        return _again(status, permute, locals())
+    _give(slot)
+    return out
+
+
 def transpose2d(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -> Buffer:
     """The transpose of a matrix.
 
-    out[j, i] = x[i, j]
+    out = permute(x, dims = [rows, cols], axes = [1, 0])
 
     Parameters
     ----------
@@ -6341,7 +6375,7 @@ def transpose2d(x: Buffer, rows: int, cols: int, *, out: Buffer | None = None) -
 def swap_adjacent_at_depth(x: Buffer, dims: Sequence[int], depth: int, *, out: Buffer | None = None) -> Buffer:
     """An array with axes depth and depth + 1 exchanged.
 
-    out[…, j, i, …] = x[…, i, j, …]
+    out = permute(x, axes = swapped_axes(dims, depth))
 
     Parameters
     ----------
@@ -6366,11 +6400,11 @@ def swap_adjacent_at_depth(x: Buffer, dims: Sequence[int], depth: int, *, out: B
 
     Notes
     -----
-    x (dims), at most 8 axes; out is dims with the two sizes exchanged.
+    x (*dims), out (*swap(dims, depth)).
 
     References
     ----------
-    numpy.swapaxes
+    numpy.transpose
 
     Examples
     --------
@@ -6409,7 +6443,7 @@ def swap_adjacent_at_depth(x: Buffer, dims: Sequence[int], depth: int, *, out: B
 def transpose3d_bca(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = None) -> Buffer:
     """The axes (a, b, c) reordered to (b, c, a).
 
-    out[j, k, i] = x[i, j, k]
+    out = permute(x, dims = [a, b, c], axes = [1, 2, 0])
 
     Parameters
     ----------
@@ -6467,7 +6501,7 @@ def transpose3d_bca(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
 def transpose3d_cab(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = None) -> Buffer:
     """The axes (a, b, c) reordered to (c, a, b).
 
-    out[k, i, j] = x[i, j, k]
+    out = permute(x, dims = [a, b, c], axes = [2, 0, 1])
 
     Parameters
     ----------
@@ -6523,7 +6557,7 @@ def transpose3d_cab(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
 def transpose3d_acb(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = None) -> Buffer:
     """A batch of matrices, each transposed: the axes (a, b, c) reordered to (a, c, b).
 
-    out[i, k, j] = x[i, j, k]
+    out = permute(x, dims = [a, b, c], axes = [0, 2, 1])
 
     Parameters
     ----------
@@ -6571,215 +6605,6 @@ def transpose3d_acb(x: Buffer, a: int, b: int, c: int, *, out: Buffer | None = N
         raise _refusal(transpose3d_acb, error, locals()) from None
     if status:
         return _again(status, transpose3d_acb, locals())
-    _give(slot)
-    return out
-
-
-def gather_vec(vec: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | None = None) -> Buffer:
-    """Elements of a vector picked by host indices.
-
-    out[j] = vec[indices[j]] if indices[j] < n, else 0
-
-    Parameters
-    ----------
-    vec : Buffer
-        Shape (n,).
-    indices : array_like of int
-        Shape (k,); count from 0.
-    n : int
-        Size of an axis.
-    out : Buffer, optional
-        Overwritten with the result.
-
-    Returns
-    -------
-    out : Buffer
-        Shape (k,).
-
-    Raises
-    ------
-    IndexOutOfRangeError
-        An index is below 0, or 2^32 and more.
-
-    Notes
-    -----
-    Special values: a copy, so NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0 zeros.
-
-    References
-    ----------
-    numpy.take; an index out of range reads 0
-
-    Examples
-    --------
-    >>> vec = cpu.buffer([1, 2, 3])
-    >>> print(kernels.gather_vec(vec, [1, 0], 3).numpy())
-    [2. 1.]
-    """
-    if type(indices) is IndexBuffer:
-        return gather_vec_indexed(vec, indices, n, out=out)
-    try:
-        slot = _take()
-    except IndexError:
-        slot = _new_slot()
-    try:
-        slot[0] = _NULL if out is None else out._handle
-        indices_ = _uint32("gather_vec", "indices", indices)
-        call = vec._device._calls.buffer_gather_vec
-        status = call(vec._handle, _from_buffer(_UINT32S, indices_), _index(n), indices_.size, slot)
-        if out is None and not status:
-            made = _make(Buffer)
-            made._handle = _own(slot[0], _release)
-            made._device = vec._device
-            out = made
-    except BaseException as error:
-        if out is None:
-            _release(slot[0])
-        if not isinstance(error, _WRONG):
-            raise
-        raise _refusal(gather_vec, error, locals()) from None
-    if status:
-        return _again(status, gather_vec, locals())
-    _give(slot)
-    return out
-
-
-def gather_vec_indexed(vec: Buffer, indices: IndexBuffer, n: int, *, out: Buffer | None = None) -> Buffer:
-    """The function gather_vec, with indices in an index buffer.
-
-    See :func:`gather_vec`.
-
-    Parameters
-    ----------
-    vec : Buffer
-        Shape (n,).
-    indices : IndexBuffer
-        Shape (k,); count from 0.
-    n : int
-        Size of an axis.
-    out : Buffer, optional
-        Overwritten with the result.
-
-    Returns
-    -------
-    out : Buffer
-        Shape (k,).
-    """
-    try:
-        slot = _take()
-    except IndexError:
-        slot = _new_slot()
-    try:
-        slot[0] = _NULL if out is None else out._handle
-        call = vec._device._calls.buffer_gather_vec_indexed
-        status = call(vec._handle, indices._handle, _index(n), indices.size, slot)
-        if out is None and not status:
-            made = _make(Buffer)
-            made._handle = _own(slot[0], _release)
-            made._device = vec._device
-            out = made
-    except BaseException as error:
-        if out is None:
-            _release(slot[0])
-        if not isinstance(error, _WRONG):
-            raise
-        raise _refusal(gather_vec_indexed, error, locals()) from None
-    if status:
-        return _again(status, gather_vec_indexed, locals())
-    _give(slot)
-    return out
-
-
-def gather_vec_bwd(indices: npt.ArrayLike, g: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
-    """Vector-Jacobian product of gather_vec.
-
-    gvec[i] = the tree sum of g[j] over the j with indices[j] = i, in their order; 0 where none is.
-
-    Parameters
-    ----------
-    indices : array_like of int
-        Shape (k,); count from 0.
-    g : Buffer
-        Shape (k,); cotangent of out.
-    n : int
-        Size of an axis.
-    out : Buffer, optional
-        Overwritten with the result.
-
-    Returns
-    -------
-    gvec : Buffer
-        Shape (n,).
-    """
-    if type(indices) is IndexBuffer:
-        return gather_vec_bwd_indexed(indices, g, n, out=out)
-    try:
-        slot = _take()
-    except IndexError:
-        slot = _new_slot()
-    try:
-        slot[0] = _NULL if out is None else out._handle
-        indices_ = _uint32("gather_vec_bwd", "indices", indices)
-        call = g._device._calls.buffer_gather_vec_bwd
-        status = call(_from_buffer(_UINT32S, indices_), g._handle, _index(n), indices_.size, slot)
-        if out is None and not status:
-            made = _make(Buffer)
-            made._handle = _own(slot[0], _release)
-            made._device = g._device
-            out = made
-    except BaseException as error:
-        if out is None:
-            _release(slot[0])
-        if not isinstance(error, _WRONG):
-            raise
-        raise _refusal(gather_vec_bwd, error, locals()) from None
-    if status:
-        return _again(status, gather_vec_bwd, locals())
-    _give(slot)
-    return out
-
-
-def gather_vec_bwd_indexed(indices: IndexBuffer, g: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
-    """The function gather_vec_bwd, with indices in an index buffer.
-
-    See :func:`gather_vec_bwd`.
-
-    Parameters
-    ----------
-    indices : IndexBuffer
-        Shape (k,); count from 0.
-    g : Buffer
-        Shape (k,); cotangent of out.
-    n : int
-        Size of an axis.
-    out : Buffer, optional
-        Overwritten with the result.
-
-    Returns
-    -------
-    gvec : Buffer
-        Shape (n,).
-    """
-    try:
-        slot = _take()
-    except IndexError:
-        slot = _new_slot()
-    try:
-        slot[0] = _NULL if out is None else out._handle
-        call = g._device._calls.buffer_gather_vec_bwd_indexed
-        status = call(indices._handle, g._handle, _index(n), indices.size, slot)
-        if out is None and not status:
-            made = _make(Buffer)
-            made._handle = _own(slot[0], _release)
-            made._device = g._device
-            out = made
-    except BaseException as error:
-        if out is None:
-            _release(slot[0])
-        if not isinstance(error, _WRONG):
-            raise
-        raise _refusal(gather_vec_bwd_indexed, error, locals()) from None
-    if status:
-        return _again(status, gather_vec_bwd_indexed, locals())
     _give(slot)
     return out
 
@@ -6999,19 +6824,15 @@ def gather_rows_bwd_indexed(
     return out
 
 
-def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | None = None) -> Buffer:
-    """A copy of a vector with values added at host indices.
+def gather_vec(vec: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | None = None) -> Buffer:
+    """Elements of a vector picked by host indices.
 
-    out[i] = x[i] + sum_j values[j] over the j with indices[j] = i
-
-    The sum is the column tree's: chunks of 128 hits in increasing j, each in four interleaved chains, then the chunks' sums alike.
+    out = gather_rows(vec, indices, rows = n, cols = 1)
 
     Parameters
     ----------
-    x : Buffer
+    vec : Buffer
         Shape (n,).
-    values : Buffer
-        Shape (k,).
     indices : array_like of int
         Shape (k,); count from 0.
     n : int
@@ -7022,69 +6843,60 @@ def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, ou
     Returns
     -------
     out : Buffer
-        Shape (n,).
+        Shape (k,).
 
     Raises
     ------
     IndexOutOfRangeError
         An index is below 0, or 2^32 and more.
 
-    Notes
-    -----
-    Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
-
     References
     ----------
-    numpy.add.at, torch.index_add
+    torch.nn.functional.embedding; an index out of range reads a zero row
 
     Examples
     --------
-    >>> x = cpu.buffer([1, 2, 3])
-    >>> values = cpu.buffer([0, 1])
-    >>> print(kernels.scatter_add(x, values, [2, 2], 3).numpy())
-    [1. 2. 4.]
+    >>> vec = cpu.buffer([1, 2, 3])
+    >>> print(kernels.gather_vec(vec, [1, 0], 3).numpy())
+    [2. 1.]
     """
     if type(indices) is IndexBuffer:
-        return scatter_add_indexed(x, values, indices, n, out=out)
+        return gather_vec_indexed(vec, indices, n, out=out)
     try:
         slot = _take()
     except IndexError:
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        indices_ = _uint32("scatter_add", "indices", indices)
-        call = x._device._calls.buffer_scatter_add
-        status = call(x._handle, values._handle, _from_buffer(_UINT32S, indices_), _index(n), indices_.size, slot)
+        indices_ = _uint32("gather_vec", "indices", indices)
+        call = vec._device._calls.buffer_gather_vec
+        status = call(vec._handle, _from_buffer(_UINT32S, indices_), _index(n), indices_.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
-            made._device = x._device
+            made._device = vec._device
             out = made
     except BaseException as error:
         if out is None:
             _release(slot[0])
         if not isinstance(error, _WRONG):
             raise
-        raise _refusal(scatter_add, error, locals()) from None
+        raise _refusal(gather_vec, error, locals()) from None
     if status:
-        return _again(status, scatter_add, locals())
+        return _again(status, gather_vec, locals())
     _give(slot)
     return out
 
 
-def scatter_add_indexed(
-    x: Buffer, values: Buffer, indices: IndexBuffer, n: int, *, out: Buffer | None = None
-) -> Buffer:
-    """The function scatter_add, with indices in an index buffer.
+def gather_vec_indexed(vec: Buffer, indices: IndexBuffer, n: int, *, out: Buffer | None = None) -> Buffer:
+    """The function gather_vec, with indices in an index buffer.
 
-    See :func:`scatter_add`.
+    See :func:`gather_vec`.
 
     Parameters
     ----------
-    x : Buffer
+    vec : Buffer
         Shape (n,).
-    values : Buffer
-        Shape (k,).
     indices : IndexBuffer
         Shape (k,); count from 0.
     n : int
@@ -7095,6 +6907,101 @@ def scatter_add_indexed(
     Returns
     -------
     out : Buffer
+        Shape (k,).
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = vec._device._calls.buffer_gather_vec_indexed
+        status = call(vec._handle, indices._handle, _index(n), indices.size, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = vec._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(gather_vec_indexed, error, locals()) from None
+    if status:
+        return _again(status, gather_vec_indexed, locals())
+    _give(slot)
+    return out
+
+
+def gather_vec_bwd(indices: npt.ArrayLike, g: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
+    """Vector-Jacobian product of gather_vec.
+
+    The gradient of gather_rows.
+
+    Parameters
+    ----------
+    indices : array_like of int
+        Shape (k,); count from 0.
+    g : Buffer
+        Shape (k,); cotangent of out.
+    n : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    gvec : Buffer
+        Shape (n,).
+    """
+    if type(indices) is IndexBuffer:
+        return gather_vec_bwd_indexed(indices, g, n, out=out)
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        indices_ = _uint32("gather_vec_bwd", "indices", indices)
+        call = g._device._calls.buffer_gather_vec_bwd
+        status = call(_from_buffer(_UINT32S, indices_), g._handle, _index(n), indices_.size, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = g._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(gather_vec_bwd, error, locals()) from None
+    if status:
+        return _again(status, gather_vec_bwd, locals())
+    _give(slot)
+    return out
+
+
+def gather_vec_bwd_indexed(indices: IndexBuffer, g: Buffer, n: int, *, out: Buffer | None = None) -> Buffer:
+    """The function gather_vec_bwd, with indices in an index buffer.
+
+    See :func:`gather_vec_bwd`.
+
+    Parameters
+    ----------
+    indices : IndexBuffer
+        Shape (k,); count from 0.
+    g : Buffer
+        Shape (k,); cotangent of out.
+    n : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    gvec : Buffer
         Shape (n,).
     """
     try:
@@ -7103,21 +7010,21 @@ def scatter_add_indexed(
         slot = _new_slot()
     try:
         slot[0] = _NULL if out is None else out._handle
-        call = x._device._calls.buffer_scatter_add_indexed
-        status = call(x._handle, values._handle, indices._handle, _index(n), indices.size, slot)
+        call = g._device._calls.buffer_gather_vec_bwd_indexed
+        status = call(indices._handle, g._handle, _index(n), indices.size, slot)
         if out is None and not status:
             made = _make(Buffer)
             made._handle = _own(slot[0], _release)
-            made._device = x._device
+            made._device = g._device
             out = made
     except BaseException as error:
         if out is None:
             _release(slot[0])
         if not isinstance(error, _WRONG):
             raise
-        raise _refusal(scatter_add_indexed, error, locals()) from None
+        raise _refusal(gather_vec_bwd_indexed, error, locals()) from None
     if status:
-        return _again(status, scatter_add_indexed, locals())
+        return _again(status, gather_vec_bwd_indexed, locals())
     _give(slot)
     return out
 
@@ -7246,6 +7153,123 @@ def scatter_add_rows_indexed(
         raise _refusal(scatter_add_rows_indexed, error, locals()) from None
     if status:
         return _again(status, scatter_add_rows_indexed, locals())
+    _give(slot)
+    return out
+
+
+def scatter_add(x: Buffer, values: Buffer, indices: npt.ArrayLike, n: int, *, out: Buffer | None = None) -> Buffer:
+    """A copy of a vector with values added at host indices.
+
+    out = scatter_add_rows(x, values, indices, rows = n, cols = 1)
+
+    Parameters
+    ----------
+    x : Buffer
+        Shape (n,).
+    values : Buffer
+        Shape (k,).
+    indices : array_like of int
+        Shape (k,); count from 0.
+    n : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (n,).
+
+    Raises
+    ------
+    IndexOutOfRangeError
+        An index is below 0, or 2^32 and more.
+
+    References
+    ----------
+    numpy.add.at, torch.index_add
+
+    Examples
+    --------
+    >>> x = cpu.buffer([1, 2, 3])
+    >>> values = cpu.buffer([0, 1])
+    >>> print(kernels.scatter_add(x, values, [2, 2], 3).numpy())
+    [1. 2. 4.]
+    """
+    if type(indices) is IndexBuffer:
+        return scatter_add_indexed(x, values, indices, n, out=out)
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        indices_ = _uint32("scatter_add", "indices", indices)
+        call = x._device._calls.buffer_scatter_add
+        status = call(x._handle, values._handle, _from_buffer(_UINT32S, indices_), _index(n), indices_.size, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(scatter_add, error, locals()) from None
+    if status:
+        return _again(status, scatter_add, locals())
+    _give(slot)
+    return out
+
+
+def scatter_add_indexed(
+    x: Buffer, values: Buffer, indices: IndexBuffer, n: int, *, out: Buffer | None = None
+) -> Buffer:
+    """The function scatter_add, with indices in an index buffer.
+
+    See :func:`scatter_add`.
+
+    Parameters
+    ----------
+    x : Buffer
+        Shape (n,).
+    values : Buffer
+        Shape (k,).
+    indices : IndexBuffer
+        Shape (k,); count from 0.
+    n : int
+        Size of an axis.
+    out : Buffer, optional
+        Overwritten with the result.
+
+    Returns
+    -------
+    out : Buffer
+        Shape (n,).
+    """
+    try:
+        slot = _take()
+    except IndexError:
+        slot = _new_slot()
+    try:
+        slot[0] = _NULL if out is None else out._handle
+        call = x._device._calls.buffer_scatter_add_indexed
+        status = call(x._handle, values._handle, indices._handle, _index(n), indices.size, slot)
+        if out is None and not status:
+            made = _make(Buffer)
+            made._handle = _own(slot[0], _release)
+            made._device = x._device
+            out = made
+    except BaseException as error:
+        if out is None:
+            _release(slot[0])
+        if not isinstance(error, _WRONG):
+            raise
+        raise _refusal(scatter_add_indexed, error, locals()) from None
+    if status:
+        return _again(status, scatter_add_indexed, locals())
     _give(slot)
     return out
 
@@ -10823,7 +10847,7 @@ def conv2d(
 ) -> Buffer:
     """Convolution of images; conv with two spatial axes.
 
-    out[n, o, i, j] = Σ_{c, k, l} w[o, c, k, l]·x[n, c, i·stride_h + k - padding_h, j·stride_w + l - padding_w] + b[o]
+    out = conv(x, w, b, spatial = [in_h, in_w], kernel = [kernel_h, kernel_w], stride = [stride_h, stride_w], padding = [padding_h, padding_w])
 
     Parameters
     ----------
@@ -10857,14 +10881,13 @@ def conv2d(
 
     Notes
     -----
-    x (batch, in_channels, in_h, in_w), w (out_channels, in_channels, kernel_h, kernel_w), b (out_channels); out
-    (batch, out_channels, ⌊(in_h + 2·padding_h - kernel_h) / stride_h⌋ + 1, the same for w).
-
-    Special values and errors: those of conv.
+    x (batch, in_channels, in_h, in_w), w (out_channels, in_channels, kernel_h, kernel_w), b (out_channels), out
+    (batch, out_channels, conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w,
+    padding_w)).
 
     References
     ----------
-    torch.nn.functional.conv2d
+    torch.nn.functional.conv1d, conv2d, conv3d
 
     Examples
     --------
@@ -10924,7 +10947,7 @@ def conv2d_bwd(
 ) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
     """Vector-Jacobian product of conv2d.
 
-    The VJP of conv with two spatial axes.
+    The gradient of conv.
 
     Parameters
     ----------
@@ -10992,7 +11015,7 @@ def conv_transpose2d(
 ) -> Buffer:
     """Transposed convolution of images; conv_transpose with two spatial axes.
 
-    out[n, o, i, j] = Σ_{c, k, l} w[c, o, k, l]·x[n, c, (i + padding_h - k) / stride_h, (j + padding_w - l) / stride_w] + b[o]
+    out = conv_transpose(x, w, b, spatial = [in_h, in_w], kernel = [kernel_h, kernel_w], stride = [stride_h, stride_w], padding = [padding_h, padding_w])
 
     Parameters
     ----------
@@ -11026,14 +11049,13 @@ def conv_transpose2d(
 
     Notes
     -----
-    x (batch, in_channels, in_h, in_w), w (in_channels, out_channels, kernel_h, kernel_w), b (out_channels); out
-    (batch, out_channels, (in_h - 1)·stride_h + kernel_h - 2·padding_h, the same for w).
-
-    Special values and errors: those of conv_transpose.
+    x (batch, in_channels, in_h, in_w), w (in_channels, out_channels, kernel_h, kernel_w), b (out_channels), out
+    (batch, out_channels, conv_transpose_size(in_h, kernel_h, stride_h, padding_h), conv_transpose_size(in_w,
+    kernel_w, stride_w, padding_w)).
 
     References
     ----------
-    torch.nn.functional.conv_transpose2d
+    torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d
 
     Examples
     --------
@@ -11096,7 +11118,7 @@ def conv_transpose2d_bwd(
 ) -> tuple[Buffer | None, Buffer | None, Buffer | None]:
     """Vector-Jacobian product of conv_transpose2d.
 
-    The VJP of conv_transpose with two spatial axes.
+    The gradient of conv_transpose.
 
     Parameters
     ----------
@@ -11755,7 +11777,7 @@ def max_pool2d(
 ) -> Buffer:
     """Maximum over 2-D windows: max_pool with two spatial axes.
 
-    out[c, i, j] = max of x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b] over the (a, b) that hit a cell
+    out = max_pool(x, spatial = [in_h, in_w], kernel = [kernel_h, kernel_w], stride = [stride_h, stride_w], padding = [padding_h, padding_w])
 
     Parameters
     ----------
@@ -11785,9 +11807,8 @@ def max_pool2d(
 
     Notes
     -----
-    x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
-
-    Special values: as max_pool.
+    x (channels, in_h, in_w), out (channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w,
+    kernel_w, stride_w, padding_w)).
 
     References
     ----------
@@ -11844,7 +11865,7 @@ def max_pool2d_bwd(
 ) -> Buffer:
     """Vector-Jacobian product of max_pool2d.
 
-    As max_pool_bwd.
+    The gradient of max_pool.
 
     Parameters
     ----------
@@ -12066,7 +12087,7 @@ def avg_pool2d(
 ) -> Buffer:
     """Average over 2-D windows: avg_pool with two spatial axes; padded cells count in the divisor.
 
-    out[c, i, j] = (Σ_{a,b} x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b]) / (kernel_h·kernel_w)
+    out = avg_pool(x, spatial = [in_h, in_w], kernel = [kernel_h, kernel_w], stride = [stride_h, stride_w], padding = [padding_h, padding_w])
 
     Parameters
     ----------
@@ -12096,9 +12117,8 @@ def avg_pool2d(
 
     Notes
     -----
-    x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
-
-    Special values: as avg_pool.
+    x (channels, in_h, in_w), out (channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w,
+    kernel_w, stride_w, padding_w)).
 
     References
     ----------
@@ -12154,7 +12174,7 @@ def avg_pool2d_bwd(
 ) -> Buffer:
     """Vector-Jacobian product of avg_pool2d.
 
-    As avg_pool_bwd.
+    The gradient of avg_pool.
 
     Parameters
     ----------
@@ -12390,8 +12410,7 @@ def smooth_max_pool2d(
 ) -> Buffer:
     """Smooth maximum over 2-D windows: smooth_max_pool with two spatial axes.
 
-    out[c, i, j] = p + ln(Σ_{a,b} e^(β(v_ab - p)))/β with v_ab = x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b],
-    0 where padded, and p the extreme of the v_ab
+    out = smooth_max_pool(x, spatial = [in_h, in_w], kernel = [kernel_h, kernel_w], stride = [stride_h, stride_w], padding = [padding_h, padding_w])
 
     Parameters
     ----------
@@ -12423,9 +12442,8 @@ def smooth_max_pool2d(
 
     Notes
     -----
-    x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
-
-    Special values: as smooth_max_pool.
+    x (channels, in_h, in_w), out (channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w,
+    kernel_w, stride_w, padding_w)).
 
     References
     ----------
@@ -12483,7 +12501,7 @@ def smooth_max_pool2d_bwd(
 ) -> Buffer:
     """Vector-Jacobian product of smooth_max_pool2d.
 
-    As smooth_max_pool_bwd.
+    The gradient of smooth_max_pool.
 
     Parameters
     ----------

@@ -87,9 +87,3 @@ def derived(classes: Classes, more: Callable[[dict[str, Any]], dict[str, Any]]) 
         else renamed(f, more)
         for n, f in classes.items()
     }
-
-
-def on_two_axes(values: dict[str, Any]) -> dict[str, Any]:
-    """The lists of a row with lists, from the values of one whose axes are h and w."""
-    lists = {"spatial": "in", "kernel": "kernel", "stride": "stride", "padding": "padding"}
-    return {to: [values[f"{n}_h"], values[f"{n}_w"]] for to, n in lists.items()}

@@ -75,7 +75,7 @@ def _with_twin(e: Entry) -> Iterator[Entry]:
 
 
 def all_entries(family: str | None = None) -> list[Entry]:
-    return [e for r in registry.ops() if family in (None, r.family) for e in entries(r)]
+    return [e for r in registry.operations() if family in (None, r.family) for e in entries(r)]
 
 
 def known_names(sig: Signature) -> set[str]:

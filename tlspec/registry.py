@@ -25,8 +25,8 @@ from tlspec.bounds import Bound, chained
 from tlspec.classes import Classes, Lengths, default_classes
 from tlspec.signature import Array, Param, Signature, split_list
 
-__all__ = ["FAMILIES", "Array", "Check", "Contract", "Drawing", "Op", "Param", "Signature", "Vjp", "check", "families",
-           "get", "op", "ops"]  # fmt: skip
+__all__ = ["FAMILIES", "Array", "Check", "Contract", "Drawing", "Forward", "Op", "Param", "Signature", "Vjp", "check",
+           "families", "get", "op", "operations", "ops"]  # fmt: skip
 
 #: Families in the order of every listing. A family is a module of ``tlspec.ops`` and a file stem in ``native/src``.
 FAMILIES = ("elementwise", "reduce", "shape", "index", "linalg", "softmax", "norm", "loss", "conv", "pool", "attention",
@@ -188,6 +188,44 @@ class Vjp:
     trees: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Forward:
+    """How a synonym calls the operation that it is another name of; :func:`tlspec.synonyms.synonym` makes one.
+
+    Parameters
+    ----------
+    of : Op
+        The operation.
+    arguments : mapping
+        Its dimensions and parameters as expressions of the synonym's.
+    arrays : mapping
+        Its inputs and outputs: the name of the synonym's, None for one that is left out.
+    """
+
+    of: "Op"
+    arguments: Mapping[str, str]
+    arrays: Mapping[str, str | None]
+
+    def name_of(self, name: str) -> str | None:
+        """The synonym's name of an array of the operation or of its gradient.
+
+        Parameters
+        ----------
+        name : str
+            "x", "g" or "gx".
+
+        Returns
+        -------
+        str or None
+            None for an array that the synonym has not.
+        """
+        if name in self.arrays or name == "g":
+            return self.arrays.get(name, name)
+        prefix = "g_" if name.startswith("g_") else "g"
+        array = self.arrays[name.removeprefix(prefix)]
+        return None if array is None else prefix + array
+
+
 @dataclass(kw_only=True, eq=False)
 class Op:
     """One row of the registry. Rows are compared by identity. A call computes the operation in float64.
@@ -228,6 +266,8 @@ class Op:
         Why there is none.
     fwd : bool, default False
         The forward's exported C name ends in "_fwd".
+    forward : Forward, optional
+        Of a synonym, which is no row of :func:`ops`: the operation that it calls.
     formulas : dict
         Other formulas for the same, by "forward" and "vjp": a kernel that follows one of them has its errors.
 
@@ -257,6 +297,7 @@ class Op:
     vjp_rule: Vjp | None = None
     no_vjp: str | None = None
     fwd: bool = False
+    forward: Forward | None = None
     formulas: dict[str, list[Callable[..., Any]]] = field(default_factory=lambda: {"forward": [], "vjp": []})
 
     def __call__(self, *arrays: Any, **parameters: Any) -> Any:
@@ -571,9 +612,6 @@ def op(
 
     def register(function: Callable[..., Any]) -> Op:
         name = function.__name__.rstrip("_")
-        rows: dict[str, Op] = function.__globals__.setdefault(_ROWS, {})
-        if name in rows:
-            raise ValueError(f"operation {name} is registered twice")
         signature = Signature.parse(text, order)
         own = dict(default_classes(signature) if classes is None else classes)
         row = Op(
@@ -587,10 +625,18 @@ def op(
             doc=_documentation(function), source=source, torch=torch, arguments=arguments or {}, example=example or {},
             no_vjp=no_vjp, fwd=fwd,
         )  # fmt: skip
-        rows[name] = row
+        register_row(function, row)
         return row
 
     return register
+
+
+def register_row(function: Callable[..., Any], row: Op) -> None:
+    """Puts a row, or a synonym, among those of the module of a function. Raises ValueError for a name that it has."""
+    rows: dict[str, Op] = function.__globals__.setdefault(_ROWS, {})
+    if row.name in rows:
+        raise ValueError(f"operation {row.name} is registered twice")
+    rows[row.name] = row
 
 
 def _documentation(function: Callable[..., Any]) -> str:
@@ -616,8 +662,28 @@ def _modules() -> tuple[ModuleType, ...]:
         return tuple(importlib.import_module(f"tlspec.ops.{family}") for family in families())
 
 
+def operations() -> tuple[Op, ...]:
+    """The rows of the registry and their synonyms: whatever has an entry point.
+
+    Returns
+    -------
+    tuple of Op
+        In listing order, each once.
+
+    Raises
+    ------
+    ValueError
+        Two families register the same name.
+    """
+    rows = tuple(row for module in _modules() for row in vars(module).get(_ROWS, {}).values())
+    if len({r.name for r in rows}) < len(rows):
+        known = [r.name for r in rows]
+        raise ValueError(f"operation {next(n for n in known if known.count(n) > 1)} is registered twice")
+    return rows
+
+
 def ops(names: str | Sequence[str] | None = None) -> tuple[Op, ...]:
-    """The rows of the registry.
+    """The rows of the registry; a synonym is none, but is found by its whole name.
 
     Parameters
     ----------
@@ -642,23 +708,23 @@ def ops(names: str | Sequence[str] | None = None) -> tuple[Op, ...]:
     >>> [row.name for row in registry.ops("softmax, matm*")]
     ['matmul', 'softmax', 'log_softmax']
     """
-    rows = [row for module in _modules() for row in vars(module).get(_ROWS, {}).values()]
-    if len({r.name for r in rows}) < len(rows):
-        known = [r.name for r in rows]
-        raise ValueError(f"operation {next(n for n in known if known.count(n) > 1)} is registered twice")
+    every = operations()
+    rows = tuple(row for row in every if row.forward is None)
     if names is None:
-        return tuple(rows)
+        return rows
     wanted = names.split(",") if isinstance(names, str) else list(names)
     chosen: dict[str, Op] = {}
     for want in (w.strip() for w in wanted):
         pattern = re.compile(re.escape(want).replace(r"\*", ".*"))
-        hits = [r for r in rows if pattern.fullmatch(r.name) or r.family == want]
+        hits = [r for r in rows if pattern.fullmatch(r.name) or r.family == want] or [
+            r for r in every if r.name == want
+        ]
         if not hits:
-            close = difflib.get_close_matches(want, [r.name for r in rows] + list(FAMILIES))
+            close = difflib.get_close_matches(want, [r.name for r in every] + list(FAMILIES))
             hint = f"; did you mean {', '.join(close)}?" if close else ""
             raise KeyError(f"no operation or family {want!r}{hint}")
         chosen.update((r.name, r) for r in hits)
-    return tuple(r for r in rows if r.name in chosen)
+    return tuple(r for r in every if r.name in chosen)
 
 
 def get(name: str) -> Op:

@@ -43,6 +43,21 @@ def swap(dims: Sequence[int], depth: int) -> list[int]:
     return out
 
 
+def swapped_axes(dims: Sequence[int], depth: int) -> list[int]:
+    """The axes 0, 1, ... of `dims` with `depth` and `depth + 1` exchanged, as :func:`swap`."""
+    return swap(range(len(dims)), depth)
+
+
+def is_permutation(dims: Sequence[int], axes: Sequence[int]) -> bool:
+    """Whether `axes` names every axis of `dims` once."""
+    return sorted(axes) == list(range(len(dims)))
+
+
+def permuted(dims: Sequence[int], axes: Sequence[int]) -> list[int]:
+    """The sizes of `axes`; unchanged where these are no permutation of the axes of `dims`."""
+    return [dims[k] for k in axes] if is_permutation(dims, axes) else list(dims)
+
+
 def axis_map_ok(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequence[int]) -> bool:
     """Whether `axis_map` broadcasts `in_dims` to `out_dims`: one entry per output axis, 0 for an inserted axis, k for input
     axis k - 1, whose size is 1 or the output's; no axis is named twice, and those that are not named have size 1."""
@@ -204,9 +219,9 @@ def conv_transpose_grouped_ok(*lists: Sequence[int]) -> bool:
 #: what expressions of the grammar may call, by name
 FUNCTIONS = {
     function.__name__: function for function in (
-        rank, drop, keep, are_axes, none_empty, swap, axis_map_ok, slices_ok, all_below, extent, given, positive,
-        conv_size,
-        conv_transpose_size, conv_out, conv_transpose_out, conv_ok, conv_transpose_ok, conv_grouped_size,
+        rank, drop, keep, are_axes, none_empty, swap, swapped_axes, is_permutation, permuted, axis_map_ok, slices_ok,
+        all_below, extent, given, positive, conv_size, conv_transpose_size,
+        conv_out, conv_transpose_out, conv_ok, conv_transpose_ok, conv_grouped_size,
         conv_transpose_grouped_size, conv_grouped_out, conv_transpose_grouped_out, conv_grouped_ok,
         conv_transpose_grouped_ok, pool_size, pool_out, pool_ok)
 }  # fmt: skip

@@ -4,7 +4,7 @@ import math
 
 from bench.operations.table import Benchmark
 from tlspec.bounds import call_named
-from tlspec.ops.conv import axes_as_lists, flatten_axes
+from tlspec.ops.conv import AXES, flatten_axes
 from tlspec.shapes import conv_grouped_out, conv_out
 
 
@@ -19,7 +19,9 @@ def _conv_transpose_flops(batch, in_channels, out_channels, spatial, kernel):
 
 def _from_axes(flops):
     """The same for a row whose axes are parameters of their own."""
-    return lambda **values: call_named(flops, {**values, **call_named(axes_as_lists, values)})
+    return lambda **values: call_named(
+        flops, {**values, **{to: [values[f"{n}_h"], values[f"{n}_w"]] for n, to in AXES.items()}}
+    )
 
 
 def _size(batch, channels, spatial, kernel=3, stride=1, padding=1, out_channels=None, rank=2):

@@ -1,7 +1,7 @@
 """Sizes and baselines of the pool family."""
 
 from bench.operations.table import Benchmark
-from tlspec.ops.pool import axes_as_lists, flatten_axes
+from tlspec.ops.conv import flatten_axes
 
 _SHAPES = (
     (256, [512, 512], [2, 2], [2, 2], [0, 0]),
@@ -29,8 +29,7 @@ def _torch_pool(kind):
 
 def _torch_pool2d(kind):
     def run(torch, x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-        lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-        return _torch_pool(kind)(torch, x, **lists)
+        return _torch_pool(kind)(torch, x, (kernel_h, kernel_w), (stride_h, stride_w), (padding_h, padding_w))
 
     return run
 

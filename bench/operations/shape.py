@@ -75,6 +75,7 @@ BENCHMARKS = {
         torch=lambda torch, vec, rows, cols: _torch_copy(torch, vec[:, None].expand(rows, cols))),
     "broadcast_to": Benchmark(sizes=_BROADCASTS, numpy=_numpy_broadcast, torch=_torch_broadcast),
     "reduce_from_broadcast": Benchmark(sizes=_BROADCASTS, numpy=_numpy_reduce, torch=_torch_reduce),
+    "permute": Benchmark(reason="timed by the names of its forms: transpose2d, swap_adjacent_at_depth and transpose3d_*"),
     "transpose2d": Benchmark(
         sizes=[{"rows": 4096, "cols": 4096}, {"rows": 16384, "cols": 16384}, {"rows": 4097, "cols": 50257}],
         numpy=lambda np, x: x.T.copy(), torch=lambda torch, x: x.T.clone(memory_format=torch.contiguous_format)),

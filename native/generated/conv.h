@@ -10,10 +10,6 @@
 #define tl_cpu_conv_bwd TL_V(tl_cpu_conv_bwd)
 #define tl_cpu_conv_transpose TL_V(tl_cpu_conv_transpose)
 #define tl_cpu_conv_transpose_bwd TL_V(tl_cpu_conv_transpose_bwd)
-#define tl_cpu_conv2d TL_V(tl_cpu_conv2d)
-#define tl_cpu_conv2d_bwd TL_V(tl_cpu_conv2d_bwd)
-#define tl_cpu_conv_transpose2d TL_V(tl_cpu_conv_transpose2d)
-#define tl_cpu_conv_transpose2d_bwd TL_V(tl_cpu_conv_transpose2d_bwd)
 #define tl_cpu_conv_grouped TL_V(tl_cpu_conv_grouped)
 #define tl_cpu_conv_grouped_bwd TL_V(tl_cpu_conv_grouped_bwd)
 #define tl_cpu_conv_transpose_grouped TL_V(tl_cpu_conv_transpose_grouped)
@@ -43,27 +39,6 @@ typedef int32_t tl_conv_transpose_bwd_kernel(tl_context *ctx, const float *x, co
                                              int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
                                              const tl_dims *padding, float *gx, float *gw, float *gb);
 tl_conv_transpose_bwd_kernel tl_cpu_conv_transpose_bwd, tl_cuda_conv_transpose_bwd;
-typedef int32_t tl_conv2d_kernel(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
-                                 int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
-                                 int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
-                                 int64_t padding_h, int64_t padding_w, float *out);
-tl_conv2d_kernel tl_cpu_conv2d, tl_cuda_conv2d;
-typedef int32_t tl_conv2d_bwd_kernel(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
-                                     int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,
-                                     int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
-                                     int64_t padding_h, int64_t padding_w, float *gx, float *gw, float *gb);
-tl_conv2d_bwd_kernel tl_cpu_conv2d_bwd, tl_cuda_conv2d_bwd;
-typedef int32_t tl_conv_transpose2d_kernel(tl_context *ctx, const float *x, const float *w, const float *b,
-                                           int64_t batch, int64_t in_channels, int64_t in_h, int64_t in_w,
-                                           int64_t out_channels, int64_t kernel_h, int64_t kernel_w, int64_t stride_h,
-                                           int64_t stride_w, int64_t padding_h, int64_t padding_w, float *out);
-tl_conv_transpose2d_kernel tl_cpu_conv_transpose2d, tl_cuda_conv_transpose2d;
-typedef int32_t tl_conv_transpose2d_bwd_kernel(tl_context *ctx, const float *x, const float *w, const float *g,
-                                               int64_t batch, int64_t in_channels, int64_t in_h, int64_t in_w,
-                                               int64_t out_channels, int64_t kernel_h, int64_t kernel_w,
-                                               int64_t stride_h, int64_t stride_w, int64_t padding_h,
-                                               int64_t padding_w, float *gx, float *gw, float *gb);
-tl_conv_transpose2d_bwd_kernel tl_cpu_conv_transpose2d_bwd, tl_cuda_conv_transpose2d_bwd;
 typedef int32_t tl_conv_grouped_kernel(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
                                        int64_t groups, int64_t in_channels, const tl_dims *spatial,
                                        int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
@@ -98,10 +73,6 @@ struct tl_conv_kernels {
     tl_conv_bwd_kernel *conv_bwd;
     tl_conv_transpose_kernel *conv_transpose;
     tl_conv_transpose_bwd_kernel *conv_transpose_bwd;
-    tl_conv2d_kernel *conv2d;
-    tl_conv2d_bwd_kernel *conv2d_bwd;
-    tl_conv_transpose2d_kernel *conv_transpose2d;
-    tl_conv_transpose2d_bwd_kernel *conv_transpose2d_bwd;
     tl_conv_grouped_kernel *conv_grouped;
     tl_conv_grouped_bwd_kernel *conv_grouped_bwd;
     tl_conv_transpose_grouped_kernel *conv_transpose_grouped;

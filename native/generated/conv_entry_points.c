@@ -236,10 +236,14 @@ TL_API int32_t torchlean_cuda_buffer_conv2d(torchlean_buffer *x, torchlean_buffe
     tl_output(&call, "out", out,
               "batch*out_channels*(conv_size(in_h, kernel_h, stride_h, padding_h))*(conv_size(in_w, kernel_w, stride_w, padding_w))",
               TL_PRODUCT(batch_, out_channels_, tl_conv_size(in_h_, kernel_h_, stride_h_, padding_h_), tl_conv_size(in_w_, kernel_w_, stride_w_, padding_w_)));
+    const tl_dims spatial_there = {2, {(int64_t)in_h_, (int64_t)in_w_}};
+    const tl_dims kernel_there = {2, {(int64_t)kernel_h_, (int64_t)kernel_w_}};
+    const tl_dims stride_there = {2, {(int64_t)stride_h_, (int64_t)stride_w_}};
+    const tl_dims padding_there = {2, {(int64_t)padding_h_, (int64_t)padding_w_}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, conv, conv2d)(call.ctx, x_, w_, b_, batch, in_channels, in_h, in_w,
-                                                     out_channels, kernel_h, kernel_w, stride_h, stride_w, padding_h,
-                                                     padding_w, tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, conv, conv)(call.ctx, x_, w_, b_, batch, in_channels, &spatial_there,
+                                                   out_channels, &kernel_there, &stride_there, &padding_there,
+                                                   tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -295,11 +299,14 @@ TL_API int32_t torchlean_cuda_buffer_conv2d_bwd(torchlean_buffer *x, torchlean_b
     tl_output_optional(&call, "gw", gw, "out_channels*in_channels*kernel_h*kernel_w",
                        TL_PRODUCT(out_channels_, in_channels_, kernel_h_, kernel_w_));
     tl_output_optional(&call, "gb", gb, "out_channels", TL_PRODUCT(out_channels_));
+    const tl_dims spatial_there = {2, {(int64_t)in_h_, (int64_t)in_w_}};
+    const tl_dims kernel_there = {2, {(int64_t)kernel_h_, (int64_t)kernel_w_}};
+    const tl_dims stride_there = {2, {(int64_t)stride_h_, (int64_t)stride_w_}};
+    const tl_dims padding_there = {2, {(int64_t)padding_h_, (int64_t)padding_w_}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, conv, conv2d_bwd)(call.ctx, x_, w_, g_, batch, in_channels, in_h, in_w,
-                                                         out_channels, kernel_h, kernel_w, stride_h, stride_w,
-                                                         padding_h, padding_w, tl_out(&call, 0), tl_out(&call, 1),
-                                                         tl_out(&call, 2));
+        call.status = TL_KERNEL(&call, conv, conv_bwd)(call.ctx, x_, w_, g_, batch, in_channels, &spatial_there,
+                                                       out_channels, &kernel_there, &stride_there, &padding_there,
+                                                       tl_out(&call, 0), tl_out(&call, 1), tl_out(&call, 2));
     return tl_end(&call);
 }
 
@@ -351,10 +358,14 @@ TL_API int32_t torchlean_cuda_buffer_conv_transpose2d(torchlean_buffer *x, torch
     tl_output(&call, "out", out,
               "batch*out_channels*(conv_transpose_size(in_h, kernel_h, stride_h, padding_h))*(conv_transpose_size(in_w, kernel_w, stride_w, padding_w))",
               TL_PRODUCT(batch_, out_channels_, tl_conv_transpose_size(in_h_, kernel_h_, stride_h_, padding_h_), tl_conv_transpose_size(in_w_, kernel_w_, stride_w_, padding_w_)));
+    const tl_dims spatial_there = {2, {(int64_t)in_h_, (int64_t)in_w_}};
+    const tl_dims kernel_there = {2, {(int64_t)kernel_h_, (int64_t)kernel_w_}};
+    const tl_dims stride_there = {2, {(int64_t)stride_h_, (int64_t)stride_w_}};
+    const tl_dims padding_there = {2, {(int64_t)padding_h_, (int64_t)padding_w_}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, conv, conv_transpose2d)(call.ctx, x_, w_, b_, batch, in_channels, in_h, in_w,
-                                                               out_channels, kernel_h, kernel_w, stride_h, stride_w,
-                                                               padding_h, padding_w, tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, conv, conv_transpose)(call.ctx, x_, w_, b_, batch, in_channels, &spatial_there,
+                                                             out_channels, &kernel_there, &stride_there,
+                                                             &padding_there, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -411,11 +422,15 @@ TL_API int32_t torchlean_cuda_buffer_conv_transpose2d_bwd(torchlean_buffer *x, t
     tl_output_optional(&call, "gw", gw, "in_channels*out_channels*kernel_h*kernel_w",
                        TL_PRODUCT(in_channels_, out_channels_, kernel_h_, kernel_w_));
     tl_output_optional(&call, "gb", gb, "out_channels", TL_PRODUCT(out_channels_));
+    const tl_dims spatial_there = {2, {(int64_t)in_h_, (int64_t)in_w_}};
+    const tl_dims kernel_there = {2, {(int64_t)kernel_h_, (int64_t)kernel_w_}};
+    const tl_dims stride_there = {2, {(int64_t)stride_h_, (int64_t)stride_w_}};
+    const tl_dims padding_there = {2, {(int64_t)padding_h_, (int64_t)padding_w_}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, conv, conv_transpose2d_bwd)(call.ctx, x_, w_, g_, batch, in_channels, in_h,
-                                                                   in_w, out_channels, kernel_h, kernel_w, stride_h,
-                                                                   stride_w, padding_h, padding_w, tl_out(&call, 0),
-                                                                   tl_out(&call, 1), tl_out(&call, 2));
+        call.status = TL_KERNEL(&call, conv, conv_transpose_bwd)(call.ctx, x_, w_, g_, batch, in_channels,
+                                                                 &spatial_there, out_channels, &kernel_there,
+                                                                 &stride_there, &padding_there, tl_out(&call, 0),
+                                                                 tl_out(&call, 1), tl_out(&call, 2));
     return tl_end(&call);
 }
 

@@ -6,11 +6,8 @@
 #include "core/kernel.h"
 
 #ifdef TL_VARIANT
-#define tl_cpu_gather_vec TL_V(tl_cpu_gather_vec)
-#define tl_cpu_gather_vec_bwd TL_V(tl_cpu_gather_vec_bwd)
 #define tl_cpu_gather_rows TL_V(tl_cpu_gather_rows)
 #define tl_cpu_gather_rows_bwd TL_V(tl_cpu_gather_rows_bwd)
-#define tl_cpu_scatter_add TL_V(tl_cpu_scatter_add)
 #define tl_cpu_scatter_add_rows TL_V(tl_cpu_scatter_add_rows)
 #define tl_cpu_take_axis TL_V(tl_cpu_take_axis)
 #define tl_cpu_take_axis_bwd TL_V(tl_cpu_take_axis_bwd)
@@ -25,21 +22,12 @@
 extern "C" {
 #endif
 
-typedef int32_t tl_gather_vec_kernel(tl_context *ctx, const float *vec, const uint32_t *indices, int64_t n, int64_t k,
-                                     float *out);
-tl_gather_vec_kernel tl_cpu_gather_vec, tl_cuda_gather_vec;
-typedef int32_t tl_gather_vec_bwd_kernel(tl_context *ctx, const uint32_t *indices, const float *g, int64_t n,
-                                         int64_t k, float *gvec);
-tl_gather_vec_bwd_kernel tl_cpu_gather_vec_bwd, tl_cuda_gather_vec_bwd;
 typedef int32_t tl_gather_rows_kernel(tl_context *ctx, const float *mat, const uint32_t *indices, int64_t rows,
                                       int64_t cols, int64_t k, float *out);
 tl_gather_rows_kernel tl_cpu_gather_rows, tl_cuda_gather_rows;
 typedef int32_t tl_gather_rows_bwd_kernel(tl_context *ctx, const uint32_t *indices, const float *g, int64_t rows,
                                           int64_t cols, int64_t k, float *gmat);
 tl_gather_rows_bwd_kernel tl_cpu_gather_rows_bwd, tl_cuda_gather_rows_bwd;
-typedef int32_t tl_scatter_add_kernel(tl_context *ctx, const float *x, const float *values, const uint32_t *indices,
-                                      int64_t n, int64_t k, float *out);
-tl_scatter_add_kernel tl_cpu_scatter_add, tl_cuda_scatter_add;
 typedef int32_t tl_scatter_add_rows_kernel(tl_context *ctx, const float *mat, const float *values,
                                            const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out);
 tl_scatter_add_rows_kernel tl_cpu_scatter_add_rows, tl_cuda_scatter_add_rows;
@@ -68,11 +56,8 @@ tl_scatter_add_row_kernel tl_cpu_scatter_add_row, tl_cuda_scatter_add_row;
 
 /* The CPU kernels of one SIMD variant. */
 struct tl_index_kernels {
-    tl_gather_vec_kernel *gather_vec;
-    tl_gather_vec_bwd_kernel *gather_vec_bwd;
     tl_gather_rows_kernel *gather_rows;
     tl_gather_rows_bwd_kernel *gather_rows_bwd;
-    tl_scatter_add_kernel *scatter_add;
     tl_scatter_add_rows_kernel *scatter_add_rows;
     tl_take_axis_kernel *take_axis;
     tl_take_axis_bwd_kernel *take_axis_bwd;

@@ -6,70 +6,6 @@
 #include "generated/cpu_kernels.h"
 #include "generated/index.h"
 
-TL_API int32_t torchlean_cuda_buffer_gather_vec(torchlean_buffer *vec, const uint32_t *indices, uint32_t n, uint32_t k,
-                                                torchlean_buffer **out)
-{
-    tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_gather_vec", "vec", vec);
-    call.linear = 1;
-    const uint64_t n_ = n;
-    const uint64_t k_ = k;
-    const float *vec_ = tl_input(&call, "vec", vec, "n", TL_PRODUCT(n_));
-    tl_host(&call, "indices", indices, TL_PRODUCT(k_));
-    tl_output(&call, "out", out, "k", TL_PRODUCT(k_));
-    if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, index, gather_vec)(call.ctx, vec_, indices, n, k, tl_out(&call, 0));
-    return tl_end(&call);
-}
-
-TL_API int32_t torchlean_cuda_buffer_gather_vec_indexed(torchlean_buffer *vec, torchlean_buffer *indices, uint32_t n,
-                                                        uint32_t k, torchlean_buffer **out)
-{
-    tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_gather_vec_indexed", "vec", vec);
-    call.linear = 1;
-    const uint64_t n_ = n;
-    const uint64_t k_ = k;
-    const float *vec_ = tl_input(&call, "vec", vec, "n", TL_PRODUCT(n_));
-    const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "k", TL_PRODUCT(k_));
-    tl_output(&call, "out", out, "k", TL_PRODUCT(k_));
-    if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, index, gather_vec)(call.ctx, vec_, indices_, n, k, tl_out(&call, 0));
-    return tl_end(&call);
-}
-
-TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd(const uint32_t *indices, torchlean_buffer *g, uint32_t n,
-                                                    uint32_t k, torchlean_buffer **gvec)
-{
-    tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_gather_vec_bwd", "g", g);
-    call.linear = 1;
-    const uint64_t n_ = n;
-    const uint64_t k_ = k;
-    tl_host(&call, "indices", indices, TL_PRODUCT(k_));
-    const float *g_ = tl_input(&call, "g", g, "k", TL_PRODUCT(k_));
-    tl_output(&call, "gvec", gvec, "n", TL_PRODUCT(n_));
-    if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, index, gather_vec_bwd)(call.ctx, indices, g_, n, k, tl_out(&call, 0));
-    return tl_end(&call);
-}
-
-TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd_indexed(torchlean_buffer *indices, torchlean_buffer *g, uint32_t n,
-                                                            uint32_t k, torchlean_buffer **gvec)
-{
-    tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_gather_vec_bwd_indexed", "g", g);
-    call.linear = 1;
-    const uint64_t n_ = n;
-    const uint64_t k_ = k;
-    const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "k", TL_PRODUCT(k_));
-    const float *g_ = tl_input(&call, "g", g, "k", TL_PRODUCT(k_));
-    tl_output(&call, "gvec", gvec, "n", TL_PRODUCT(n_));
-    if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, index, gather_vec_bwd)(call.ctx, indices_, g_, n, k, tl_out(&call, 0));
-    return tl_end(&call);
-}
-
 TL_API int32_t torchlean_cuda_buffer_gather_rows(torchlean_buffer *mat, const uint32_t *indices, uint32_t rows,
                                                  uint32_t cols, uint32_t k, torchlean_buffer **out)
 {
@@ -140,39 +76,67 @@ TL_API int32_t torchlean_cuda_buffer_gather_rows_bwd_indexed(torchlean_buffer *i
     return tl_end(&call);
 }
 
-TL_API int32_t torchlean_cuda_buffer_scatter_add(torchlean_buffer *x, torchlean_buffer *values,
-                                                 const uint32_t *indices, uint32_t n, uint32_t k,
-                                                 torchlean_buffer **out)
+TL_API int32_t torchlean_cuda_buffer_gather_vec(torchlean_buffer *vec, const uint32_t *indices, uint32_t n, uint32_t k,
+                                                torchlean_buffer **out)
 {
     tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_scatter_add", "x", x);
+    tl_enter(&call, "torchlean_cuda_buffer_gather_vec", "vec", vec);
     call.linear = 1;
     const uint64_t n_ = n;
     const uint64_t k_ = k;
-    const float *x_ = tl_input(&call, "x", x, "n", TL_PRODUCT(n_));
-    const float *values_ = tl_input(&call, "values", values, "k", TL_PRODUCT(k_));
+    const float *vec_ = tl_input(&call, "vec", vec, "n", TL_PRODUCT(n_));
     tl_host(&call, "indices", indices, TL_PRODUCT(k_));
-    tl_output(&call, "out", out, "n", TL_PRODUCT(n_));
+    tl_output(&call, "out", out, "k", TL_PRODUCT(k_));
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, index, scatter_add)(call.ctx, x_, values_, indices, n, k, tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, index, gather_rows)(call.ctx, vec_, indices, n, 1, k, tl_out(&call, 0));
     return tl_end(&call);
 }
 
-TL_API int32_t torchlean_cuda_buffer_scatter_add_indexed(torchlean_buffer *x, torchlean_buffer *values,
-                                                         torchlean_buffer *indices, uint32_t n, uint32_t k,
-                                                         torchlean_buffer **out)
+TL_API int32_t torchlean_cuda_buffer_gather_vec_indexed(torchlean_buffer *vec, torchlean_buffer *indices, uint32_t n,
+                                                        uint32_t k, torchlean_buffer **out)
 {
     tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_scatter_add_indexed", "x", x);
+    tl_enter(&call, "torchlean_cuda_buffer_gather_vec_indexed", "vec", vec);
     call.linear = 1;
     const uint64_t n_ = n;
     const uint64_t k_ = k;
-    const float *x_ = tl_input(&call, "x", x, "n", TL_PRODUCT(n_));
-    const float *values_ = tl_input(&call, "values", values, "k", TL_PRODUCT(k_));
+    const float *vec_ = tl_input(&call, "vec", vec, "n", TL_PRODUCT(n_));
     const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "k", TL_PRODUCT(k_));
-    tl_output(&call, "out", out, "n", TL_PRODUCT(n_));
+    tl_output(&call, "out", out, "k", TL_PRODUCT(k_));
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, index, scatter_add)(call.ctx, x_, values_, indices_, n, k, tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, index, gather_rows)(call.ctx, vec_, indices_, n, 1, k, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd(const uint32_t *indices, torchlean_buffer *g, uint32_t n,
+                                                    uint32_t k, torchlean_buffer **gvec)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_gather_vec_bwd", "g", g);
+    call.linear = 1;
+    const uint64_t n_ = n;
+    const uint64_t k_ = k;
+    tl_host(&call, "indices", indices, TL_PRODUCT(k_));
+    const float *g_ = tl_input(&call, "g", g, "k", TL_PRODUCT(k_));
+    tl_output(&call, "gvec", gvec, "n", TL_PRODUCT(n_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, gather_rows_bwd)(call.ctx, indices, g_, n, 1, k, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd_indexed(torchlean_buffer *indices, torchlean_buffer *g, uint32_t n,
+                                                            uint32_t k, torchlean_buffer **gvec)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_gather_vec_bwd_indexed", "g", g);
+    call.linear = 1;
+    const uint64_t n_ = n;
+    const uint64_t k_ = k;
+    const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "k", TL_PRODUCT(k_));
+    const float *g_ = tl_input(&call, "g", g, "k", TL_PRODUCT(k_));
+    tl_output(&call, "gvec", gvec, "n", TL_PRODUCT(n_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, gather_rows_bwd)(call.ctx, indices_, g_, n, 1, k, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -212,6 +176,44 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add_rows_indexed(torchlean_buffer *
     tl_output(&call, "out", out, "rows*cols", TL_PRODUCT(rows_, cols_));
     if (tl_begin(&call))
         call.status = TL_KERNEL(&call, index, scatter_add_rows)(call.ctx, mat_, values_, indices_, rows, cols, k,
+                                                                tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_scatter_add(torchlean_buffer *x, torchlean_buffer *values,
+                                                 const uint32_t *indices, uint32_t n, uint32_t k,
+                                                 torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_scatter_add", "x", x);
+    call.linear = 1;
+    const uint64_t n_ = n;
+    const uint64_t k_ = k;
+    const float *x_ = tl_input(&call, "x", x, "n", TL_PRODUCT(n_));
+    const float *values_ = tl_input(&call, "values", values, "k", TL_PRODUCT(k_));
+    tl_host(&call, "indices", indices, TL_PRODUCT(k_));
+    tl_output(&call, "out", out, "n", TL_PRODUCT(n_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, scatter_add_rows)(call.ctx, x_, values_, indices, n, 1, k,
+                                                                tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_scatter_add_indexed(torchlean_buffer *x, torchlean_buffer *values,
+                                                         torchlean_buffer *indices, uint32_t n, uint32_t k,
+                                                         torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_scatter_add_indexed", "x", x);
+    call.linear = 1;
+    const uint64_t n_ = n;
+    const uint64_t k_ = k;
+    const float *x_ = tl_input(&call, "x", x, "n", TL_PRODUCT(n_));
+    const float *values_ = tl_input(&call, "values", values, "k", TL_PRODUCT(k_));
+    const uint32_t *indices_ = tl_input_index(&call, "indices", indices, "k", TL_PRODUCT(k_));
+    tl_output(&call, "out", out, "n", TL_PRODUCT(n_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, index, scatter_add_rows)(call.ctx, x_, values_, indices_, n, 1, k,
                                                                 tl_out(&call, 0));
     return tl_end(&call);
 }

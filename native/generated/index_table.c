@@ -3,11 +3,8 @@
 #include "index.h"
 
 const struct tl_index_kernels TL_V(tl_cpu_index_kernels) = {
-    .gather_vec = tl_cpu_gather_vec,
-    .gather_vec_bwd = tl_cpu_gather_vec_bwd,
     .gather_rows = tl_cpu_gather_rows,
     .gather_rows_bwd = tl_cpu_gather_rows_bwd,
-    .scatter_add = tl_cpu_scatter_add,
     .scatter_add_rows = tl_cpu_scatter_add_rows,
     .take_axis = tl_cpu_take_axis,
     .take_axis_bwd = tl_cpu_take_axis_bwd,

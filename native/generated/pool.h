@@ -8,16 +8,10 @@
 #ifdef TL_VARIANT
 #define tl_cpu_max_pool TL_V(tl_cpu_max_pool)
 #define tl_cpu_max_pool_bwd TL_V(tl_cpu_max_pool_bwd)
-#define tl_cpu_max_pool2d TL_V(tl_cpu_max_pool2d)
-#define tl_cpu_max_pool2d_bwd TL_V(tl_cpu_max_pool2d_bwd)
 #define tl_cpu_avg_pool TL_V(tl_cpu_avg_pool)
 #define tl_cpu_avg_pool_bwd TL_V(tl_cpu_avg_pool_bwd)
-#define tl_cpu_avg_pool2d TL_V(tl_cpu_avg_pool2d)
-#define tl_cpu_avg_pool2d_bwd TL_V(tl_cpu_avg_pool2d_bwd)
 #define tl_cpu_smooth_max_pool TL_V(tl_cpu_smooth_max_pool)
 #define tl_cpu_smooth_max_pool_bwd TL_V(tl_cpu_smooth_max_pool_bwd)
-#define tl_cpu_smooth_max_pool2d TL_V(tl_cpu_smooth_max_pool2d)
-#define tl_cpu_smooth_max_pool2d_bwd TL_V(tl_cpu_smooth_max_pool2d_bwd)
 #endif
 
 #ifdef __cplusplus
@@ -31,15 +25,6 @@ typedef int32_t tl_max_pool_bwd_kernel(tl_context *ctx, const float *x, const fl
                                        const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
                                        const tl_dims *padding, float *gx);
 tl_max_pool_bwd_kernel tl_cpu_max_pool_bwd, tl_cuda_max_pool_bwd;
-typedef int32_t tl_max_pool2d_kernel(tl_context *ctx, const float *x, int64_t channels, int64_t in_h, int64_t in_w,
-                                     int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
-                                     int64_t padding_h, int64_t padding_w, float *out);
-tl_max_pool2d_kernel tl_cpu_max_pool2d, tl_cuda_max_pool2d;
-typedef int32_t tl_max_pool2d_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t channels,
-                                         int64_t in_h, int64_t in_w, int64_t kernel_h, int64_t kernel_w,
-                                         int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w,
-                                         float *gx);
-tl_max_pool2d_bwd_kernel tl_cpu_max_pool2d_bwd, tl_cuda_max_pool2d_bwd;
 typedef int32_t tl_avg_pool_kernel(tl_context *ctx, const float *x, int64_t channels, const tl_dims *spatial,
                                    const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *out);
 tl_avg_pool_kernel tl_cpu_avg_pool, tl_cuda_avg_pool;
@@ -47,14 +32,6 @@ typedef int32_t tl_avg_pool_bwd_kernel(tl_context *ctx, const float *g, int64_t 
                                        const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding,
                                        float *gx);
 tl_avg_pool_bwd_kernel tl_cpu_avg_pool_bwd, tl_cuda_avg_pool_bwd;
-typedef int32_t tl_avg_pool2d_kernel(tl_context *ctx, const float *x, int64_t channels, int64_t in_h, int64_t in_w,
-                                     int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
-                                     int64_t padding_h, int64_t padding_w, float *out);
-tl_avg_pool2d_kernel tl_cpu_avg_pool2d, tl_cuda_avg_pool2d;
-typedef int32_t tl_avg_pool2d_bwd_kernel(tl_context *ctx, const float *g, int64_t channels, int64_t in_h, int64_t in_w,
-                                         int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w,
-                                         int64_t padding_h, int64_t padding_w, float *gx);
-tl_avg_pool2d_bwd_kernel tl_cpu_avg_pool2d_bwd, tl_cuda_avg_pool2d_bwd;
 typedef int32_t tl_smooth_max_pool_kernel(tl_context *ctx, const float *x, int64_t channels, const tl_dims *spatial,
                                           const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding,
                                           float beta, float *out);
@@ -63,31 +40,15 @@ typedef int32_t tl_smooth_max_pool_bwd_kernel(tl_context *ctx, const float *x, c
                                               const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
                                               const tl_dims *padding, float beta, float *gx);
 tl_smooth_max_pool_bwd_kernel tl_cpu_smooth_max_pool_bwd, tl_cuda_smooth_max_pool_bwd;
-typedef int32_t tl_smooth_max_pool2d_kernel(tl_context *ctx, const float *x, int64_t channels, int64_t in_h,
-                                            int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h,
-                                            int64_t stride_w, int64_t padding_h, int64_t padding_w, float beta,
-                                            float *out);
-tl_smooth_max_pool2d_kernel tl_cpu_smooth_max_pool2d, tl_cuda_smooth_max_pool2d;
-typedef int32_t tl_smooth_max_pool2d_bwd_kernel(tl_context *ctx, const float *x, const float *g, int64_t channels,
-                                                int64_t in_h, int64_t in_w, int64_t kernel_h, int64_t kernel_w,
-                                                int64_t stride_h, int64_t stride_w, int64_t padding_h,
-                                                int64_t padding_w, float beta, float *gx);
-tl_smooth_max_pool2d_bwd_kernel tl_cpu_smooth_max_pool2d_bwd, tl_cuda_smooth_max_pool2d_bwd;
 
 /* The CPU kernels of one SIMD variant. */
 struct tl_pool_kernels {
     tl_max_pool_kernel *max_pool;
     tl_max_pool_bwd_kernel *max_pool_bwd;
-    tl_max_pool2d_kernel *max_pool2d;
-    tl_max_pool2d_bwd_kernel *max_pool2d_bwd;
     tl_avg_pool_kernel *avg_pool;
     tl_avg_pool_bwd_kernel *avg_pool_bwd;
-    tl_avg_pool2d_kernel *avg_pool2d;
-    tl_avg_pool2d_bwd_kernel *avg_pool2d_bwd;
     tl_smooth_max_pool_kernel *smooth_max_pool;
     tl_smooth_max_pool_bwd_kernel *smooth_max_pool_bwd;
-    tl_smooth_max_pool2d_kernel *smooth_max_pool2d;
-    tl_smooth_max_pool2d_bwd_kernel *smooth_max_pool2d_bwd;
 };
 
 #ifdef __cplusplus

@@ -112,9 +112,13 @@ TL_API int32_t torchlean_cuda_buffer_max_pool2d(torchlean_buffer *x, uint32_t ch
     tl_output(&call, "out", out,
               "channels*(pool_size(in_h, kernel_h, stride_h, padding_h))*(pool_size(in_w, kernel_w, stride_w, padding_w))",
               TL_PRODUCT(channels_, tl_pool_size(in_h_, kernel_h_, stride_h_, padding_h_), tl_pool_size(in_w_, kernel_w_, stride_w_, padding_w_)));
+    const tl_dims spatial_there = {2, {(int64_t)in_h_, (int64_t)in_w_}};
+    const tl_dims kernel_there = {2, {(int64_t)kernel_h_, (int64_t)kernel_w_}};
+    const tl_dims stride_there = {2, {(int64_t)stride_h_, (int64_t)stride_w_}};
+    const tl_dims padding_there = {2, {(int64_t)padding_h_, (int64_t)padding_w_}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, pool, max_pool2d)(call.ctx, x_, channels, in_h, in_w, kernel_h, kernel_w,
-                                                         stride_h, stride_w, padding_h, padding_w, tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, pool, max_pool)(call.ctx, x_, channels, &spatial_there, &kernel_there,
+                                                       &stride_there, &padding_there, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -157,10 +161,13 @@ TL_API int32_t torchlean_cuda_buffer_max_pool2d_bwd(torchlean_buffer *x, torchle
                                "channels*(pool_size(in_h, kernel_h, stride_h, padding_h))*(pool_size(in_w, kernel_w, stride_w, padding_w))",
                                TL_PRODUCT(channels_, tl_pool_size(in_h_, kernel_h_, stride_h_, padding_h_), tl_pool_size(in_w_, kernel_w_, stride_w_, padding_w_)));
     tl_output(&call, "gx", gx, "channels*in_h*in_w", TL_PRODUCT(channels_, in_h_, in_w_));
+    const tl_dims spatial_there = {2, {(int64_t)in_h_, (int64_t)in_w_}};
+    const tl_dims kernel_there = {2, {(int64_t)kernel_h_, (int64_t)kernel_w_}};
+    const tl_dims stride_there = {2, {(int64_t)stride_h_, (int64_t)stride_w_}};
+    const tl_dims padding_there = {2, {(int64_t)padding_h_, (int64_t)padding_w_}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, pool, max_pool2d_bwd)(call.ctx, x_, g_, channels, in_h, in_w, kernel_h,
-                                                             kernel_w, stride_h, stride_w, padding_h, padding_w,
-                                                             tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, pool, max_pool_bwd)(call.ctx, x_, g_, channels, &spatial_there, &kernel_there,
+                                                           &stride_there, &padding_there, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -268,9 +275,13 @@ TL_API int32_t torchlean_cuda_buffer_avg_pool2d(torchlean_buffer *x, uint32_t ch
     tl_output(&call, "out", out,
               "channels*(pool_size(in_h, kernel_h, stride_h, padding_h))*(pool_size(in_w, kernel_w, stride_w, padding_w))",
               TL_PRODUCT(channels_, tl_pool_size(in_h_, kernel_h_, stride_h_, padding_h_), tl_pool_size(in_w_, kernel_w_, stride_w_, padding_w_)));
+    const tl_dims spatial_there = {2, {(int64_t)in_h_, (int64_t)in_w_}};
+    const tl_dims kernel_there = {2, {(int64_t)kernel_h_, (int64_t)kernel_w_}};
+    const tl_dims stride_there = {2, {(int64_t)stride_h_, (int64_t)stride_w_}};
+    const tl_dims padding_there = {2, {(int64_t)padding_h_, (int64_t)padding_w_}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, pool, avg_pool2d)(call.ctx, x_, channels, in_h, in_w, kernel_h, kernel_w,
-                                                         stride_h, stride_w, padding_h, padding_w, tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, pool, avg_pool)(call.ctx, x_, channels, &spatial_there, &kernel_there,
+                                                       &stride_there, &padding_there, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -312,10 +323,13 @@ TL_API int32_t torchlean_cuda_buffer_avg_pool2d_bwd(torchlean_buffer *g, uint32_
                                "channels*(pool_size(in_h, kernel_h, stride_h, padding_h))*(pool_size(in_w, kernel_w, stride_w, padding_w))",
                                TL_PRODUCT(channels_, tl_pool_size(in_h_, kernel_h_, stride_h_, padding_h_), tl_pool_size(in_w_, kernel_w_, stride_w_, padding_w_)));
     tl_output(&call, "gx", gx, "channels*in_h*in_w", TL_PRODUCT(channels_, in_h_, in_w_));
+    const tl_dims spatial_there = {2, {(int64_t)in_h_, (int64_t)in_w_}};
+    const tl_dims kernel_there = {2, {(int64_t)kernel_h_, (int64_t)kernel_w_}};
+    const tl_dims stride_there = {2, {(int64_t)stride_h_, (int64_t)stride_w_}};
+    const tl_dims padding_there = {2, {(int64_t)padding_h_, (int64_t)padding_w_}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, pool, avg_pool2d_bwd)(call.ctx, g_, channels, in_h, in_w, kernel_h, kernel_w,
-                                                             stride_h, stride_w, padding_h, padding_w,
-                                                             tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, pool, avg_pool_bwd)(call.ctx, g_, channels, &spatial_there, &kernel_there,
+                                                           &stride_there, &padding_there, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -436,10 +450,13 @@ TL_API int32_t torchlean_cuda_buffer_smooth_max_pool2d(torchlean_buffer *x, uint
     tl_output(&call, "out", out,
               "channels*(pool_size(in_h, kernel_h, stride_h, padding_h))*(pool_size(in_w, kernel_w, stride_w, padding_w))",
               TL_PRODUCT(channels_, tl_pool_size(in_h_, kernel_h_, stride_h_, padding_h_), tl_pool_size(in_w_, kernel_w_, stride_w_, padding_w_)));
+    const tl_dims spatial_there = {2, {(int64_t)in_h_, (int64_t)in_w_}};
+    const tl_dims kernel_there = {2, {(int64_t)kernel_h_, (int64_t)kernel_w_}};
+    const tl_dims stride_there = {2, {(int64_t)stride_h_, (int64_t)stride_w_}};
+    const tl_dims padding_there = {2, {(int64_t)padding_h_, (int64_t)padding_w_}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, pool, smooth_max_pool2d)(call.ctx, x_, channels, in_h, in_w, kernel_h, kernel_w,
-                                                                stride_h, stride_w, padding_h, padding_w, beta_,
-                                                                tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, pool, smooth_max_pool)(call.ctx, x_, channels, &spatial_there, &kernel_there,
+                                                              &stride_there, &padding_there, beta_, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -486,9 +503,13 @@ TL_API int32_t torchlean_cuda_buffer_smooth_max_pool2d_bwd(torchlean_buffer *x, 
                                "channels*(pool_size(in_h, kernel_h, stride_h, padding_h))*(pool_size(in_w, kernel_w, stride_w, padding_w))",
                                TL_PRODUCT(channels_, tl_pool_size(in_h_, kernel_h_, stride_h_, padding_h_), tl_pool_size(in_w_, kernel_w_, stride_w_, padding_w_)));
     tl_output(&call, "gx", gx, "channels*in_h*in_w", TL_PRODUCT(channels_, in_h_, in_w_));
+    const tl_dims spatial_there = {2, {(int64_t)in_h_, (int64_t)in_w_}};
+    const tl_dims kernel_there = {2, {(int64_t)kernel_h_, (int64_t)kernel_w_}};
+    const tl_dims stride_there = {2, {(int64_t)stride_h_, (int64_t)stride_w_}};
+    const tl_dims padding_there = {2, {(int64_t)padding_h_, (int64_t)padding_w_}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, pool, smooth_max_pool2d_bwd)(call.ctx, x_, g_, channels, in_h, in_w, kernel_h,
-                                                                    kernel_w, stride_h, stride_w, padding_h, padding_w,
-                                                                    beta_, tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, pool, smooth_max_pool_bwd)(call.ctx, x_, g_, channels, &spatial_there,
+                                                                  &kernel_there, &stride_there, &padding_there, beta_,
+                                                                  tl_out(&call, 0));
     return tl_end(&call);
 }

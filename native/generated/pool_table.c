@@ -5,14 +5,8 @@
 const struct tl_pool_kernels TL_V(tl_cpu_pool_kernels) = {
     .max_pool = tl_cpu_max_pool,
     .max_pool_bwd = tl_cpu_max_pool_bwd,
-    .max_pool2d = tl_cpu_max_pool2d,
-    .max_pool2d_bwd = tl_cpu_max_pool2d_bwd,
     .avg_pool = tl_cpu_avg_pool,
     .avg_pool_bwd = tl_cpu_avg_pool_bwd,
-    .avg_pool2d = tl_cpu_avg_pool2d,
-    .avg_pool2d_bwd = tl_cpu_avg_pool2d_bwd,
     .smooth_max_pool = tl_cpu_smooth_max_pool,
     .smooth_max_pool_bwd = tl_cpu_smooth_max_pool_bwd,
-    .smooth_max_pool2d = tl_cpu_smooth_max_pool2d,
-    .smooth_max_pool2d_bwd = tl_cpu_smooth_max_pool2d_bwd,
 };

@@ -6,16 +6,9 @@
 #include "core/kernel.h"
 
 #ifdef TL_VARIANT
-#define tl_cpu_reduce_sum TL_V(tl_cpu_reduce_sum)
-#define tl_cpu_reduce_sum_axis0 TL_V(tl_cpu_reduce_sum_axis0)
-#define tl_cpu_reduce_sum_axis1 TL_V(tl_cpu_reduce_sum_axis1)
 #define tl_cpu_reduce_sum_axis TL_V(tl_cpu_reduce_sum_axis)
 #define tl_cpu_reduce_mean TL_V(tl_cpu_reduce_mean)
 #define tl_cpu_reduce_mean_bwd TL_V(tl_cpu_reduce_mean_bwd)
-#define tl_cpu_reduce_max_axis0 TL_V(tl_cpu_reduce_max_axis0)
-#define tl_cpu_reduce_max_axis0_bwd TL_V(tl_cpu_reduce_max_axis0_bwd)
-#define tl_cpu_reduce_max_axis1 TL_V(tl_cpu_reduce_max_axis1)
-#define tl_cpu_reduce_max_axis1_bwd TL_V(tl_cpu_reduce_max_axis1_bwd)
 #define tl_cpu_amax TL_V(tl_cpu_amax)
 #define tl_cpu_amax_bwd TL_V(tl_cpu_amax_bwd)
 #define tl_cpu_amin TL_V(tl_cpu_amin)
@@ -35,12 +28,6 @@
 extern "C" {
 #endif
 
-typedef int32_t tl_reduce_sum_kernel(tl_context *ctx, const float *x, int64_t n, float *out);
-tl_reduce_sum_kernel tl_cpu_reduce_sum, tl_cuda_reduce_sum;
-typedef int32_t tl_reduce_sum_axis0_kernel(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
-tl_reduce_sum_axis0_kernel tl_cpu_reduce_sum_axis0, tl_cuda_reduce_sum_axis0;
-typedef int32_t tl_reduce_sum_axis1_kernel(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
-tl_reduce_sum_axis1_kernel tl_cpu_reduce_sum_axis1, tl_cuda_reduce_sum_axis1;
 typedef int32_t tl_reduce_sum_axis_kernel(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axis,
                                           float *out);
 tl_reduce_sum_axis_kernel tl_cpu_reduce_sum_axis, tl_cuda_reduce_sum_axis;
@@ -49,16 +36,6 @@ tl_reduce_mean_kernel tl_cpu_reduce_mean, tl_cuda_reduce_mean;
 typedef int32_t tl_reduce_mean_bwd_kernel(tl_context *ctx, const float *g, const tl_dims *dims, int64_t axis,
                                           float *gx);
 tl_reduce_mean_bwd_kernel tl_cpu_reduce_mean_bwd, tl_cuda_reduce_mean_bwd;
-typedef int32_t tl_reduce_max_axis0_kernel(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
-tl_reduce_max_axis0_kernel tl_cpu_reduce_max_axis0, tl_cuda_reduce_max_axis0;
-typedef int32_t tl_reduce_max_axis0_bwd_kernel(tl_context *ctx, const float *x, const float *out, const float *g,
-                                               int64_t rows, int64_t cols, float *gx);
-tl_reduce_max_axis0_bwd_kernel tl_cpu_reduce_max_axis0_bwd, tl_cuda_reduce_max_axis0_bwd;
-typedef int32_t tl_reduce_max_axis1_kernel(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
-tl_reduce_max_axis1_kernel tl_cpu_reduce_max_axis1, tl_cuda_reduce_max_axis1;
-typedef int32_t tl_reduce_max_axis1_bwd_kernel(tl_context *ctx, const float *x, const float *out, const float *g,
-                                               int64_t rows, int64_t cols, float *gx);
-tl_reduce_max_axis1_bwd_kernel tl_cpu_reduce_max_axis1_bwd, tl_cuda_reduce_max_axis1_bwd;
 typedef int32_t tl_amax_kernel(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axes, float *out);
 tl_amax_kernel tl_cpu_amax, tl_cuda_amax;
 typedef int32_t tl_amax_bwd_kernel(tl_context *ctx, const float *x, const float *out, const float *g,
@@ -97,16 +74,9 @@ tl_cumsum_kernel tl_cpu_cumsum, tl_cuda_cumsum;
 
 /* The CPU kernels of one SIMD variant. */
 struct tl_reduce_kernels {
-    tl_reduce_sum_kernel *reduce_sum;
-    tl_reduce_sum_axis0_kernel *reduce_sum_axis0;
-    tl_reduce_sum_axis1_kernel *reduce_sum_axis1;
     tl_reduce_sum_axis_kernel *reduce_sum_axis;
     tl_reduce_mean_kernel *reduce_mean;
     tl_reduce_mean_bwd_kernel *reduce_mean_bwd;
-    tl_reduce_max_axis0_kernel *reduce_max_axis0;
-    tl_reduce_max_axis0_bwd_kernel *reduce_max_axis0_bwd;
-    tl_reduce_max_axis1_kernel *reduce_max_axis1;
-    tl_reduce_max_axis1_bwd_kernel *reduce_max_axis1_bwd;
     tl_amax_kernel *amax;
     tl_amax_bwd_kernel *amax_bwd;
     tl_amin_kernel *amin;

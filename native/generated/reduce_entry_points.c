@@ -6,49 +6,6 @@
 #include "generated/cpu_kernels.h"
 #include "generated/reduce.h"
 
-TL_API int32_t torchlean_cuda_buffer_reduce_sum(torchlean_buffer *x, uint32_t n, torchlean_buffer **out)
-{
-    tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_reduce_sum", "x", x);
-    call.linear = 1;
-    const uint64_t n_ = n;
-    const float *x_ = tl_input(&call, "x", x, "n", TL_PRODUCT(n_));
-    tl_output(&call, "out", out, "1", TL_PRODUCT(1u));
-    if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, reduce, reduce_sum)(call.ctx, x_, n, tl_out(&call, 0));
-    return tl_end(&call);
-}
-
-TL_API int32_t torchlean_cuda_buffer_reduce_sum_axis0(torchlean_buffer *x, uint32_t rows, uint32_t cols,
-                                                      torchlean_buffer **out)
-{
-    tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_reduce_sum_axis0", "x", x);
-    call.linear = 1;
-    const uint64_t rows_ = rows;
-    const uint64_t cols_ = cols;
-    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
-    tl_output(&call, "out", out, "cols", TL_PRODUCT(cols_));
-    if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, reduce, reduce_sum_axis0)(call.ctx, x_, rows, cols, tl_out(&call, 0));
-    return tl_end(&call);
-}
-
-TL_API int32_t torchlean_cuda_buffer_reduce_sum_axis1(torchlean_buffer *x, uint32_t rows, uint32_t cols,
-                                                      torchlean_buffer **out)
-{
-    tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_reduce_sum_axis1", "x", x);
-    call.linear = 1;
-    const uint64_t rows_ = rows;
-    const uint64_t cols_ = cols;
-    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
-    tl_output(&call, "out", out, "rows", TL_PRODUCT(rows_));
-    if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, reduce, reduce_sum_axis1)(call.ctx, x_, rows, cols, tl_out(&call, 0));
-    return tl_end(&call);
-}
-
 TL_API int32_t torchlean_cuda_buffer_reduce_sum_axis(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank,
                                                      uint32_t axis, torchlean_buffer **out)
 {
@@ -64,6 +21,52 @@ TL_API int32_t torchlean_cuda_buffer_reduce_sum_axis(torchlean_buffer *x, const 
     tl_output(&call, "out", out, "product(drop(dims, axis))", tl_dims_product(&out_dims_));
     if (tl_begin(&call))
         call.status = TL_KERNEL(&call, reduce, reduce_sum_axis)(call.ctx, x_, &dims_, axis, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_reduce_sum(torchlean_buffer *x, uint32_t n, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_reduce_sum", "x", x);
+    call.linear = 1;
+    const uint64_t n_ = n;
+    const float *x_ = tl_input(&call, "x", x, "n", TL_PRODUCT(n_));
+    tl_output(&call, "out", out, "1", TL_PRODUCT(1u));
+    const tl_dims dims_there = {1, {(int64_t)n_}};
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, reduce_sum_axis)(call.ctx, x_, &dims_there, 0, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_reduce_sum_axis0(torchlean_buffer *x, uint32_t rows, uint32_t cols,
+                                                      torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_reduce_sum_axis0", "x", x);
+    call.linear = 1;
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
+    tl_output(&call, "out", out, "cols", TL_PRODUCT(cols_));
+    const tl_dims dims_there = {2, {(int64_t)rows_, (int64_t)cols_}};
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, reduce_sum_axis)(call.ctx, x_, &dims_there, 0, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_reduce_sum_axis1(torchlean_buffer *x, uint32_t rows, uint32_t cols,
+                                                      torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_reduce_sum_axis1", "x", x);
+    call.linear = 1;
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
+    tl_output(&call, "out", out, "rows", TL_PRODUCT(rows_));
+    const tl_dims dims_there = {2, {(int64_t)rows_, (int64_t)cols_}};
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, reduce_sum_axis)(call.ctx, x_, &dims_there, 1, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -100,82 +103,6 @@ TL_API int32_t torchlean_cuda_buffer_reduce_mean_bwd(torchlean_buffer *g, const 
     tl_output(&call, "gx", gx, "product(dims)", tl_dims_product(&dims_));
     if (tl_begin(&call))
         call.status = TL_KERNEL(&call, reduce, reduce_mean_bwd)(call.ctx, g_, &dims_, axis, tl_out(&call, 0));
-    return tl_end(&call);
-}
-
-TL_API int32_t torchlean_cuda_buffer_reduce_max_axis0(torchlean_buffer *x, uint32_t rows, uint32_t cols,
-                                                      torchlean_buffer **out)
-{
-    tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_reduce_max_axis0", "x", x);
-    call.linear = 1;
-    const uint64_t rows_ = rows;
-    const uint64_t cols_ = cols;
-    tl_require(&call, rows_ > 0u, TORCHLEAN_SHAPE, "rows",
-               "got rows = %llu; expected rows > 0, since an empty axis has no maximum", (unsigned long long)rows_);
-    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
-    tl_output(&call, "out", out, "cols", TL_PRODUCT(cols_));
-    if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, reduce, reduce_max_axis0)(call.ctx, x_, rows, cols, tl_out(&call, 0));
-    return tl_end(&call);
-}
-
-TL_API int32_t torchlean_cuda_buffer_reduce_max_axis0_bwd(torchlean_buffer *x, torchlean_buffer *out,
-                                                          torchlean_buffer *g, uint32_t rows, uint32_t cols,
-                                                          torchlean_buffer **gx)
-{
-    tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_reduce_max_axis0_bwd", "x", x);
-    call.linear = 1;
-    const uint64_t rows_ = rows;
-    const uint64_t cols_ = cols;
-    tl_require(&call, rows_ > 0u, TORCHLEAN_SHAPE, "rows",
-               "got rows = %llu; expected rows > 0, since an empty axis has no maximum", (unsigned long long)rows_);
-    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
-    const float *out_ = tl_input(&call, "out", out, "cols", TL_PRODUCT(cols_));
-    const float *g_ = tl_input(&call, "g", g, "cols", TL_PRODUCT(cols_));
-    tl_output(&call, "gx", gx, "rows*cols", TL_PRODUCT(rows_, cols_));
-    if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, reduce, reduce_max_axis0_bwd)(call.ctx, x_, out_, g_, rows, cols,
-                                                                     tl_out(&call, 0));
-    return tl_end(&call);
-}
-
-TL_API int32_t torchlean_cuda_buffer_reduce_max_axis1(torchlean_buffer *x, uint32_t rows, uint32_t cols,
-                                                      torchlean_buffer **out)
-{
-    tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_reduce_max_axis1", "x", x);
-    call.linear = 1;
-    const uint64_t rows_ = rows;
-    const uint64_t cols_ = cols;
-    tl_require(&call, cols_ > 0u, TORCHLEAN_SHAPE, "cols",
-               "got cols = %llu; expected cols > 0, since an empty axis has no maximum", (unsigned long long)cols_);
-    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
-    tl_output(&call, "out", out, "rows", TL_PRODUCT(rows_));
-    if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, reduce, reduce_max_axis1)(call.ctx, x_, rows, cols, tl_out(&call, 0));
-    return tl_end(&call);
-}
-
-TL_API int32_t torchlean_cuda_buffer_reduce_max_axis1_bwd(torchlean_buffer *x, torchlean_buffer *out,
-                                                          torchlean_buffer *g, uint32_t rows, uint32_t cols,
-                                                          torchlean_buffer **gx)
-{
-    tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_reduce_max_axis1_bwd", "x", x);
-    call.linear = 1;
-    const uint64_t rows_ = rows;
-    const uint64_t cols_ = cols;
-    tl_require(&call, cols_ > 0u, TORCHLEAN_SHAPE, "cols",
-               "got cols = %llu; expected cols > 0, since an empty axis has no maximum", (unsigned long long)cols_);
-    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
-    const float *out_ = tl_input(&call, "out", out, "rows", TL_PRODUCT(rows_));
-    const float *g_ = tl_input(&call, "g", g, "rows", TL_PRODUCT(rows_));
-    tl_output(&call, "gx", gx, "rows*cols", TL_PRODUCT(rows_, cols_));
-    if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, reduce, reduce_max_axis1_bwd)(call.ctx, x_, out_, g_, rows, cols,
-                                                                     tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -222,6 +149,84 @@ TL_API int32_t torchlean_cuda_buffer_amax_bwd(torchlean_buffer *x, torchlean_buf
     tl_output(&call, "gx", gx, "product(dims)", tl_dims_product(&dims_));
     if (tl_begin(&call))
         call.status = TL_KERNEL(&call, reduce, amax_bwd)(call.ctx, x_, out_, g_, &dims_, axes, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_reduce_max_axis0(torchlean_buffer *x, uint32_t rows, uint32_t cols,
+                                                      torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_reduce_max_axis0", "x", x);
+    call.linear = 1;
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    tl_require(&call, rows_ > 0u, TORCHLEAN_SHAPE, "rows",
+               "got rows = %llu; expected rows > 0, since an empty axis has no maximum", (unsigned long long)rows_);
+    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
+    tl_output(&call, "out", out, "cols", TL_PRODUCT(cols_));
+    const tl_dims dims_there = {2, {(int64_t)rows_, (int64_t)cols_}};
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, amax)(call.ctx, x_, &dims_there, 1, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_reduce_max_axis0_bwd(torchlean_buffer *x, torchlean_buffer *out,
+                                                          torchlean_buffer *g, uint32_t rows, uint32_t cols,
+                                                          torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_reduce_max_axis0_bwd", "x", x);
+    call.linear = 1;
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    tl_require(&call, rows_ > 0u, TORCHLEAN_SHAPE, "rows",
+               "got rows = %llu; expected rows > 0, since an empty axis has no maximum", (unsigned long long)rows_);
+    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const float *out_ = tl_input(&call, "out", out, "cols", TL_PRODUCT(cols_));
+    const float *g_ = tl_input(&call, "g", g, "cols", TL_PRODUCT(cols_));
+    tl_output(&call, "gx", gx, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const tl_dims dims_there = {2, {(int64_t)rows_, (int64_t)cols_}};
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, amax_bwd)(call.ctx, x_, out_, g_, &dims_there, 1, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_reduce_max_axis1(torchlean_buffer *x, uint32_t rows, uint32_t cols,
+                                                      torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_reduce_max_axis1", "x", x);
+    call.linear = 1;
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    tl_require(&call, cols_ > 0u, TORCHLEAN_SHAPE, "cols",
+               "got cols = %llu; expected cols > 0, since an empty axis has no maximum", (unsigned long long)cols_);
+    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
+    tl_output(&call, "out", out, "rows", TL_PRODUCT(rows_));
+    const tl_dims dims_there = {2, {(int64_t)rows_, (int64_t)cols_}};
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, amax)(call.ctx, x_, &dims_there, 2, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_reduce_max_axis1_bwd(torchlean_buffer *x, torchlean_buffer *out,
+                                                          torchlean_buffer *g, uint32_t rows, uint32_t cols,
+                                                          torchlean_buffer **gx)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_reduce_max_axis1_bwd", "x", x);
+    call.linear = 1;
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    tl_require(&call, cols_ > 0u, TORCHLEAN_SHAPE, "cols",
+               "got cols = %llu; expected cols > 0, since an empty axis has no maximum", (unsigned long long)cols_);
+    const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const float *out_ = tl_input(&call, "out", out, "rows", TL_PRODUCT(rows_));
+    const float *g_ = tl_input(&call, "g", g, "rows", TL_PRODUCT(rows_));
+    tl_output(&call, "gx", gx, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const tl_dims dims_there = {2, {(int64_t)rows_, (int64_t)cols_}};
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, reduce, amax_bwd)(call.ctx, x_, out_, g_, &dims_there, 2, tl_out(&call, 0));
     return tl_end(&call);
 }
 

@@ -3,16 +3,9 @@
 #include "reduce.h"
 
 const struct tl_reduce_kernels TL_V(tl_cpu_reduce_kernels) = {
-    .reduce_sum = tl_cpu_reduce_sum,
-    .reduce_sum_axis0 = tl_cpu_reduce_sum_axis0,
-    .reduce_sum_axis1 = tl_cpu_reduce_sum_axis1,
     .reduce_sum_axis = tl_cpu_reduce_sum_axis,
     .reduce_mean = tl_cpu_reduce_mean,
     .reduce_mean_bwd = tl_cpu_reduce_mean_bwd,
-    .reduce_max_axis0 = tl_cpu_reduce_max_axis0,
-    .reduce_max_axis0_bwd = tl_cpu_reduce_max_axis0_bwd,
-    .reduce_max_axis1 = tl_cpu_reduce_max_axis1,
-    .reduce_max_axis1_bwd = tl_cpu_reduce_max_axis1_bwd,
     .amax = tl_cpu_amax,
     .amax_bwd = tl_cpu_amax_bwd,
     .amin = tl_cpu_amin,

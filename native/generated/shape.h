@@ -6,29 +6,20 @@
 #include "core/kernel.h"
 
 #ifdef TL_VARIANT
-#define tl_cpu_concat1d TL_V(tl_cpu_concat1d)
 #define tl_cpu_slice1d TL_V(tl_cpu_slice1d)
 #define tl_cpu_slice1d_bwd TL_V(tl_cpu_slice1d_bwd)
 #define tl_cpu_slice_axes TL_V(tl_cpu_slice_axes)
 #define tl_cpu_pad_axes TL_V(tl_cpu_pad_axes)
 #define tl_cpu_concat_rows TL_V(tl_cpu_concat_rows)
-#define tl_cpu_broadcast_vec_to_rows TL_V(tl_cpu_broadcast_vec_to_rows)
-#define tl_cpu_broadcast_vec_to_cols TL_V(tl_cpu_broadcast_vec_to_cols)
 #define tl_cpu_broadcast_to TL_V(tl_cpu_broadcast_to)
 #define tl_cpu_reduce_from_broadcast TL_V(tl_cpu_reduce_from_broadcast)
-#define tl_cpu_transpose2d TL_V(tl_cpu_transpose2d)
-#define tl_cpu_swap_adjacent_at_depth TL_V(tl_cpu_swap_adjacent_at_depth)
-#define tl_cpu_transpose3d_bca TL_V(tl_cpu_transpose3d_bca)
-#define tl_cpu_transpose3d_cab TL_V(tl_cpu_transpose3d_cab)
-#define tl_cpu_transpose3d_acb TL_V(tl_cpu_transpose3d_acb)
+#define tl_cpu_permute TL_V(tl_cpu_permute)
 #endif
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef int32_t tl_concat1d_kernel(tl_context *ctx, const float *a, const float *b, int64_t n, int64_t m, float *out);
-tl_concat1d_kernel tl_cpu_concat1d, tl_cuda_concat1d;
 typedef int32_t tl_slice1d_kernel(tl_context *ctx, const float *x, int64_t n, int64_t start, int64_t len, float *out);
 tl_slice1d_kernel tl_cpu_slice1d, tl_cuda_slice1d;
 typedef int32_t tl_slice1d_bwd_kernel(tl_context *ctx, const float *g, int64_t n, int64_t start, int64_t len,
@@ -44,47 +35,26 @@ tl_pad_axes_kernel tl_cpu_pad_axes, tl_cuda_pad_axes;
 typedef int32_t tl_concat_rows_kernel(tl_context *ctx, const float *a, const float *b, int64_t rows, int64_t n,
                                       int64_t m, float *out);
 tl_concat_rows_kernel tl_cpu_concat_rows, tl_cuda_concat_rows;
-typedef int32_t tl_broadcast_vec_to_rows_kernel(tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
-                                                float *out);
-tl_broadcast_vec_to_rows_kernel tl_cpu_broadcast_vec_to_rows, tl_cuda_broadcast_vec_to_rows;
-typedef int32_t tl_broadcast_vec_to_cols_kernel(tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
-                                                float *out);
-tl_broadcast_vec_to_cols_kernel tl_cpu_broadcast_vec_to_cols, tl_cuda_broadcast_vec_to_cols;
 typedef int32_t tl_broadcast_to_kernel(tl_context *ctx, const float *x, const tl_dims *in_dims,
                                        const tl_dims *out_dims, const tl_dims *axis_map, float *out);
 tl_broadcast_to_kernel tl_cpu_broadcast_to, tl_cuda_broadcast_to;
 typedef int32_t tl_reduce_from_broadcast_kernel(tl_context *ctx, const float *x, const tl_dims *in_dims,
                                                 const tl_dims *out_dims, const tl_dims *axis_map, float *out);
 tl_reduce_from_broadcast_kernel tl_cpu_reduce_from_broadcast, tl_cuda_reduce_from_broadcast;
-typedef int32_t tl_transpose2d_kernel(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out);
-tl_transpose2d_kernel tl_cpu_transpose2d, tl_cuda_transpose2d;
-typedef int32_t tl_swap_adjacent_at_depth_kernel(tl_context *ctx, const float *x, const tl_dims *dims, int64_t depth,
-                                                 float *out);
-tl_swap_adjacent_at_depth_kernel tl_cpu_swap_adjacent_at_depth, tl_cuda_swap_adjacent_at_depth;
-typedef int32_t tl_transpose3d_bca_kernel(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out);
-tl_transpose3d_bca_kernel tl_cpu_transpose3d_bca, tl_cuda_transpose3d_bca;
-typedef int32_t tl_transpose3d_cab_kernel(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out);
-tl_transpose3d_cab_kernel tl_cpu_transpose3d_cab, tl_cuda_transpose3d_cab;
-typedef int32_t tl_transpose3d_acb_kernel(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out);
-tl_transpose3d_acb_kernel tl_cpu_transpose3d_acb, tl_cuda_transpose3d_acb;
+typedef int32_t tl_permute_kernel(tl_context *ctx, const float *x, const tl_dims *dims, const tl_dims *axes,
+                                  float *out);
+tl_permute_kernel tl_cpu_permute, tl_cuda_permute;
 
 /* The CPU kernels of one SIMD variant. */
 struct tl_shape_kernels {
-    tl_concat1d_kernel *concat1d;
     tl_slice1d_kernel *slice1d;
     tl_slice1d_bwd_kernel *slice1d_bwd;
     tl_slice_axes_kernel *slice_axes;
     tl_pad_axes_kernel *pad_axes;
     tl_concat_rows_kernel *concat_rows;
-    tl_broadcast_vec_to_rows_kernel *broadcast_vec_to_rows;
-    tl_broadcast_vec_to_cols_kernel *broadcast_vec_to_cols;
     tl_broadcast_to_kernel *broadcast_to;
     tl_reduce_from_broadcast_kernel *reduce_from_broadcast;
-    tl_transpose2d_kernel *transpose2d;
-    tl_swap_adjacent_at_depth_kernel *swap_adjacent_at_depth;
-    tl_transpose3d_bca_kernel *transpose3d_bca;
-    tl_transpose3d_cab_kernel *transpose3d_cab;
-    tl_transpose3d_acb_kernel *transpose3d_acb;
+    tl_permute_kernel *permute;
 };
 
 #ifdef __cplusplus

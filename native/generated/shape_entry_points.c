@@ -6,22 +6,6 @@
 #include "generated/cpu_kernels.h"
 #include "generated/shape.h"
 
-TL_API int32_t torchlean_cuda_buffer_concat1d(torchlean_buffer *a, torchlean_buffer *b, uint32_t n, uint32_t m,
-                                              torchlean_buffer **out)
-{
-    tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_concat1d", "a", a);
-    call.linear = 1;
-    const uint64_t n_ = n;
-    const uint64_t m_ = m;
-    const float *a_ = tl_input(&call, "a", a, "n", TL_PRODUCT(n_));
-    const float *b_ = tl_input(&call, "b", b, "m", TL_PRODUCT(m_));
-    tl_output(&call, "out", out, "(n + m)", TL_PRODUCT(n_ + m_));
-    if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, shape, concat1d)(call.ctx, a_, b_, n, m, tl_out(&call, 0));
-    return tl_end(&call);
-}
-
 TL_API int32_t torchlean_cuda_buffer_slice1d(torchlean_buffer *x, uint32_t n, uint32_t start, uint32_t len,
                                              torchlean_buffer **out)
 {
@@ -126,33 +110,19 @@ TL_API int32_t torchlean_cuda_buffer_concat_rows(torchlean_buffer *a, torchlean_
     return tl_end(&call);
 }
 
-TL_API int32_t torchlean_cuda_buffer_broadcast_vec_to_rows(torchlean_buffer *vec, uint32_t rows, uint32_t cols,
-                                                           torchlean_buffer **out)
+TL_API int32_t torchlean_cuda_buffer_concat1d(torchlean_buffer *a, torchlean_buffer *b, uint32_t n, uint32_t m,
+                                              torchlean_buffer **out)
 {
     tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_broadcast_vec_to_rows", "vec", vec);
+    tl_enter(&call, "torchlean_cuda_buffer_concat1d", "a", a);
     call.linear = 1;
-    const uint64_t rows_ = rows;
-    const uint64_t cols_ = cols;
-    const float *vec_ = tl_input(&call, "vec", vec, "cols", TL_PRODUCT(cols_));
-    tl_output(&call, "out", out, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const uint64_t n_ = n;
+    const uint64_t m_ = m;
+    const float *a_ = tl_input(&call, "a", a, "n", TL_PRODUCT(n_));
+    const float *b_ = tl_input(&call, "b", b, "m", TL_PRODUCT(m_));
+    tl_output(&call, "out", out, "(n + m)", TL_PRODUCT(n_ + m_));
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, shape, broadcast_vec_to_rows)(call.ctx, vec_, rows, cols, tl_out(&call, 0));
-    return tl_end(&call);
-}
-
-TL_API int32_t torchlean_cuda_buffer_broadcast_vec_to_cols(torchlean_buffer *vec, uint32_t rows, uint32_t cols,
-                                                           torchlean_buffer **out)
-{
-    tl_call call;
-    tl_enter(&call, "torchlean_cuda_buffer_broadcast_vec_to_cols", "vec", vec);
-    call.linear = 1;
-    const uint64_t rows_ = rows;
-    const uint64_t cols_ = cols;
-    const float *vec_ = tl_input(&call, "vec", vec, "rows", TL_PRODUCT(rows_));
-    tl_output(&call, "out", out, "rows*cols", TL_PRODUCT(rows_, cols_));
-    if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, shape, broadcast_vec_to_cols)(call.ctx, vec_, rows, cols, tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, shape, concat_rows)(call.ctx, a_, b_, 1, n, m, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -177,6 +147,44 @@ TL_API int32_t torchlean_cuda_buffer_broadcast_to(torchlean_buffer *x, const uin
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_broadcast_vec_to_rows(torchlean_buffer *vec, uint32_t rows, uint32_t cols,
+                                                           torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_broadcast_vec_to_rows", "vec", vec);
+    call.linear = 1;
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const float *vec_ = tl_input(&call, "vec", vec, "cols", TL_PRODUCT(cols_));
+    tl_output(&call, "out", out, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const tl_dims in_dims_there = {1, {(int64_t)cols_}};
+    const tl_dims out_dims_there = {2, {(int64_t)rows_, (int64_t)cols_}};
+    const tl_dims axis_map_there = {2, {0, 1}};
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, shape, broadcast_to)(call.ctx, vec_, &in_dims_there, &out_dims_there,
+                                                            &axis_map_there, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
+TL_API int32_t torchlean_cuda_buffer_broadcast_vec_to_cols(torchlean_buffer *vec, uint32_t rows, uint32_t cols,
+                                                           torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_broadcast_vec_to_cols", "vec", vec);
+    call.linear = 1;
+    const uint64_t rows_ = rows;
+    const uint64_t cols_ = cols;
+    const float *vec_ = tl_input(&call, "vec", vec, "rows", TL_PRODUCT(rows_));
+    tl_output(&call, "out", out, "rows*cols", TL_PRODUCT(rows_, cols_));
+    const tl_dims in_dims_there = {1, {(int64_t)rows_}};
+    const tl_dims out_dims_there = {2, {(int64_t)rows_, (int64_t)cols_}};
+    const tl_dims axis_map_there = {2, {1, 0}};
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, shape, broadcast_to)(call.ctx, vec_, &in_dims_there, &out_dims_there,
+                                                            &axis_map_there, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_reduce_from_broadcast(torchlean_buffer *x, const uint32_t *in_dims,
                                                            uint32_t in_dims_rank, const uint32_t *out_dims,
                                                            uint32_t out_dims_rank, const uint32_t *axis_map,
@@ -198,6 +206,24 @@ TL_API int32_t torchlean_cuda_buffer_reduce_from_broadcast(torchlean_buffer *x, 
     return tl_end(&call);
 }
 
+TL_API int32_t torchlean_cuda_buffer_permute(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank,
+                                             const uint32_t *axes, uint32_t axes_rank, torchlean_buffer **out)
+{
+    tl_call call;
+    tl_enter(&call, "torchlean_cuda_buffer_permute", "x", x);
+    call.linear = 1;
+    const tl_dims dims_ = tl_read_dims(&call, "dims", dims, dims_rank, 0);
+    const tl_dims axes_ = tl_read_dims(&call, "axes", axes, axes_rank, 0);
+    tl_require(&call, tl_is_permutation(&dims_, &axes_), TORCHLEAN_ARGUMENT, "axes",
+               "expected every axis of dims once");
+    const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
+    const tl_dims out_dims_ = tl_permuted(&dims_, &axes_);
+    tl_output(&call, "out", out, "product(permuted(dims, axes))", tl_dims_product(&out_dims_));
+    if (tl_begin(&call))
+        call.status = TL_KERNEL(&call, shape, permute)(call.ctx, x_, &dims_, &axes_, tl_out(&call, 0));
+    return tl_end(&call);
+}
+
 TL_API int32_t torchlean_cuda_buffer_transpose2d(torchlean_buffer *x, uint32_t rows, uint32_t cols,
                                                  torchlean_buffer **out)
 {
@@ -208,8 +234,10 @@ TL_API int32_t torchlean_cuda_buffer_transpose2d(torchlean_buffer *x, uint32_t r
     const uint64_t cols_ = cols;
     const float *x_ = tl_input(&call, "x", x, "rows*cols", TL_PRODUCT(rows_, cols_));
     tl_output(&call, "out", out, "cols*rows", TL_PRODUCT(cols_, rows_));
+    const tl_dims dims_there = {2, {(int64_t)rows_, (int64_t)cols_}};
+    const tl_dims axes_there = {2, {1, 0}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, shape, transpose2d)(call.ctx, x_, rows, cols, tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, shape, permute)(call.ctx, x_, &dims_there, &axes_there, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -226,8 +254,9 @@ TL_API int32_t torchlean_cuda_buffer_swap_adjacent_at_depth(torchlean_buffer *x,
     const float *x_ = tl_input(&call, "x", x, "product(dims)", tl_dims_product(&dims_));
     const tl_dims out_dims_ = tl_swap(&dims_, depth_);
     tl_output(&call, "out", out, "product(swap(dims, depth))", tl_dims_product(&out_dims_));
+    const tl_dims axes_there = tl_swapped_axes(&dims_, depth_);
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, shape, swap_adjacent_at_depth)(call.ctx, x_, &dims_, depth, tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, shape, permute)(call.ctx, x_, &dims_, &axes_there, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -242,8 +271,10 @@ TL_API int32_t torchlean_cuda_buffer_transpose3d_bca(torchlean_buffer *x, uint32
     const uint64_t c_ = c;
     const float *x_ = tl_input(&call, "x", x, "a*b*c", TL_PRODUCT(a_, b_, c_));
     tl_output(&call, "out", out, "b*c*a", TL_PRODUCT(b_, c_, a_));
+    const tl_dims dims_there = {3, {(int64_t)a_, (int64_t)b_, (int64_t)c_}};
+    const tl_dims axes_there = {3, {1, 2, 0}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, shape, transpose3d_bca)(call.ctx, x_, a, b, c, tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, shape, permute)(call.ctx, x_, &dims_there, &axes_there, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -258,8 +289,10 @@ TL_API int32_t torchlean_cuda_buffer_transpose3d_cab(torchlean_buffer *x, uint32
     const uint64_t c_ = c;
     const float *x_ = tl_input(&call, "x", x, "a*b*c", TL_PRODUCT(a_, b_, c_));
     tl_output(&call, "out", out, "c*a*b", TL_PRODUCT(c_, a_, b_));
+    const tl_dims dims_there = {3, {(int64_t)a_, (int64_t)b_, (int64_t)c_}};
+    const tl_dims axes_there = {3, {2, 0, 1}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, shape, transpose3d_cab)(call.ctx, x_, a, b, c, tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, shape, permute)(call.ctx, x_, &dims_there, &axes_there, tl_out(&call, 0));
     return tl_end(&call);
 }
 
@@ -274,7 +307,9 @@ TL_API int32_t torchlean_cuda_buffer_transpose3d_acb(torchlean_buffer *x, uint32
     const uint64_t c_ = c;
     const float *x_ = tl_input(&call, "x", x, "a*b*c", TL_PRODUCT(a_, b_, c_));
     tl_output(&call, "out", out, "a*c*b", TL_PRODUCT(a_, c_, b_));
+    const tl_dims dims_there = {3, {(int64_t)a_, (int64_t)b_, (int64_t)c_}};
+    const tl_dims axes_there = {3, {0, 2, 1}};
     if (tl_begin(&call))
-        call.status = TL_KERNEL(&call, shape, transpose3d_acb)(call.ctx, x_, a, b, c, tl_out(&call, 0));
+        call.status = TL_KERNEL(&call, shape, permute)(call.ctx, x_, &dims_there, &axes_there, tl_out(&call, 0));
     return tl_end(&call);
 }

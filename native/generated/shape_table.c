@@ -3,19 +3,12 @@
 #include "shape.h"
 
 const struct tl_shape_kernels TL_V(tl_cpu_shape_kernels) = {
-    .concat1d = tl_cpu_concat1d,
     .slice1d = tl_cpu_slice1d,
     .slice1d_bwd = tl_cpu_slice1d_bwd,
     .slice_axes = tl_cpu_slice_axes,
     .pad_axes = tl_cpu_pad_axes,
     .concat_rows = tl_cpu_concat_rows,
-    .broadcast_vec_to_rows = tl_cpu_broadcast_vec_to_rows,
-    .broadcast_vec_to_cols = tl_cpu_broadcast_vec_to_cols,
     .broadcast_to = tl_cpu_broadcast_to,
     .reduce_from_broadcast = tl_cpu_reduce_from_broadcast,
-    .transpose2d = tl_cpu_transpose2d,
-    .swap_adjacent_at_depth = tl_cpu_swap_adjacent_at_depth,
-    .transpose3d_bca = tl_cpu_transpose3d_bca,
-    .transpose3d_cab = tl_cpu_transpose3d_cab,
-    .transpose3d_acb = tl_cpu_transpose3d_acb,
+    .permute = tl_cpu_permute,
 };

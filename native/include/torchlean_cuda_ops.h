@@ -341,6 +341,12 @@ TL_API int32_t torchlean_cuda_buffer_mish_bwd(torchlean_buffer *x, torchlean_buf
 
 /* ---- reduce ---------------------------------------------------------------------------------------------------------- */
 
+/* Sum along one axis, which is dropped.
+ * x[*dims] -> out[*drop(dims, axis)]
+ * ARGUMENT unless axis < rank(dims) (axis). */
+TL_API int32_t torchlean_cuda_buffer_reduce_sum_axis(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank,
+                                                     uint32_t axis, torchlean_buffer **out);
+
 /* Sum over all elements.
  * x[n] -> out[1] */
 TL_API int32_t torchlean_cuda_buffer_reduce_sum(torchlean_buffer *x, uint32_t n, torchlean_buffer **out);
@@ -355,12 +361,6 @@ TL_API int32_t torchlean_cuda_buffer_reduce_sum_axis0(torchlean_buffer *x, uint3
 TL_API int32_t torchlean_cuda_buffer_reduce_sum_axis1(torchlean_buffer *x, uint32_t rows, uint32_t cols,
                                                       torchlean_buffer **out);
 
-/* Sum along one axis, which is dropped.
- * x[*dims] -> out[*drop(dims, axis)]
- * ARGUMENT unless axis < rank(dims) (axis). */
-TL_API int32_t torchlean_cuda_buffer_reduce_sum_axis(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank,
-                                                     uint32_t axis, torchlean_buffer **out);
-
 /* Mean along one axis, which is dropped.
  * x[*dims] -> out[*drop(dims, axis)]
  * ARGUMENT unless axis < rank(dims) (axis). */
@@ -372,6 +372,21 @@ TL_API int32_t torchlean_cuda_buffer_reduce_mean(torchlean_buffer *x, const uint
  * ARGUMENT unless axis < rank(dims) (axis). */
 TL_API int32_t torchlean_cuda_buffer_reduce_mean_bwd(torchlean_buffer *g, const uint32_t *dims, uint32_t dims_rank,
                                                      uint32_t axis, torchlean_buffer **gx);
+
+/* Maximum over any set of axes, which are dropped: axis k where bit k of axes is set.
+ * x[*dims] -> out[*keep(dims, axes)]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes).
+ * SHAPE unless no empty axis, since it has no maximum and no minimum (axes). */
+TL_API int32_t torchlean_cuda_buffer_amax(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                          torchlean_buffer **out);
+
+/* Vector-Jacobian product of amax.
+ * x[*dims], out[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
+ * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes).
+ * SHAPE unless no empty axis, since it has no maximum and no minimum (axes). */
+TL_API int32_t torchlean_cuda_buffer_amax_bwd(torchlean_buffer *x, torchlean_buffer *out, torchlean_buffer *g,
+                                              const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
+                                              torchlean_buffer **gx);
 
 /* Maximum down the rows of a matrix, one for each column.
  * x[rows, cols] -> out[cols]
@@ -398,21 +413,6 @@ TL_API int32_t torchlean_cuda_buffer_reduce_max_axis1(torchlean_buffer *x, uint3
 TL_API int32_t torchlean_cuda_buffer_reduce_max_axis1_bwd(torchlean_buffer *x, torchlean_buffer *out,
                                                           torchlean_buffer *g, uint32_t rows, uint32_t cols,
                                                           torchlean_buffer **gx);
-
-/* Maximum over any set of axes, which are dropped: axis k where bit k of axes is set.
- * x[*dims] -> out[*keep(dims, axes)]
- * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes).
- * SHAPE unless no empty axis, since it has no maximum and no minimum (axes). */
-TL_API int32_t torchlean_cuda_buffer_amax(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
-                                          torchlean_buffer **out);
-
-/* Vector-Jacobian product of amax.
- * x[*dims], out[*keep(dims, axes)], g[*keep(dims, axes)] -> gx[*dims]
- * ARGUMENT unless bits of axes: axes < 2^rank(dims) (axes).
- * SHAPE unless no empty axis, since it has no maximum and no minimum (axes). */
-TL_API int32_t torchlean_cuda_buffer_amax_bwd(torchlean_buffer *x, torchlean_buffer *out, torchlean_buffer *g,
-                                              const uint32_t *dims, uint32_t dims_rank, uint32_t axes,
-                                              torchlean_buffer **gx);
 
 /* Minimum over any set of axes, which are dropped: axis k where bit k of axes is set.
  * x[*dims] -> out[*keep(dims, axes)]
@@ -496,11 +496,6 @@ TL_API int32_t torchlean_cuda_buffer_cumsum(torchlean_buffer *x, const uint32_t 
 
 /* ---- shape ----------------------------------------------------------------------------------------------------------- */
 
-/* Two vectors, one after the other.
- * a[n], b[m] -> out[n + m] */
-TL_API int32_t torchlean_cuda_buffer_concat1d(torchlean_buffer *a, torchlean_buffer *b, uint32_t n, uint32_t m,
-                                              torchlean_buffer **out);
-
 /* A run of consecutive elements.
  * x[n] -> out[len]
  * INDEX unless start + len at most n (start). */
@@ -536,6 +531,19 @@ TL_API int32_t torchlean_cuda_buffer_pad_axes(torchlean_buffer *x, const uint32_
 TL_API int32_t torchlean_cuda_buffer_concat_rows(torchlean_buffer *a, torchlean_buffer *b, uint32_t rows, uint32_t n,
                                                  uint32_t m, torchlean_buffer **out);
 
+/* Two vectors, one after the other.
+ * a[n], b[m] -> out[n + m] */
+TL_API int32_t torchlean_cuda_buffer_concat1d(torchlean_buffer *a, torchlean_buffer *b, uint32_t n, uint32_t m,
+                                              torchlean_buffer **out);
+
+/* An array repeated along new axes and along its axes of size 1.
+ * x[*in_dims] -> out[*out_dims]
+ * SHAPE unless per output axis 0 or an input axis + 1, none twice, sizes 1 or equal, 1 where left out (axis_map). */
+TL_API int32_t torchlean_cuda_buffer_broadcast_to(torchlean_buffer *x, const uint32_t *in_dims, uint32_t in_dims_rank,
+                                                  const uint32_t *out_dims, uint32_t out_dims_rank,
+                                                  const uint32_t *axis_map, uint32_t axis_map_rank,
+                                                  torchlean_buffer **out);
+
 /* A vector repeated as every row of a matrix.
  * vec[cols] -> out[rows, cols] */
 TL_API int32_t torchlean_cuda_buffer_broadcast_vec_to_rows(torchlean_buffer *vec, uint32_t rows, uint32_t cols,
@@ -546,14 +554,6 @@ TL_API int32_t torchlean_cuda_buffer_broadcast_vec_to_rows(torchlean_buffer *vec
 TL_API int32_t torchlean_cuda_buffer_broadcast_vec_to_cols(torchlean_buffer *vec, uint32_t rows, uint32_t cols,
                                                            torchlean_buffer **out);
 
-/* An array repeated along new axes and along its axes of size 1.
- * x[*in_dims] -> out[*out_dims]
- * SHAPE unless per output axis 0 or an input axis + 1, none twice, sizes 1 or equal, 1 where left out (axis_map). */
-TL_API int32_t torchlean_cuda_buffer_broadcast_to(torchlean_buffer *x, const uint32_t *in_dims, uint32_t in_dims_rank,
-                                                  const uint32_t *out_dims, uint32_t out_dims_rank,
-                                                  const uint32_t *axis_map, uint32_t axis_map_rank,
-                                                  torchlean_buffer **out);
-
 /* The adjoint of broadcast_to: the sum of all output elements that read one input element.
  * x[*out_dims] -> out[*in_dims]
  * SHAPE unless per output axis 0 or an input axis + 1, none twice, sizes 1 or equal, 1 where left out (axis_map). */
@@ -561,6 +561,12 @@ TL_API int32_t torchlean_cuda_buffer_reduce_from_broadcast(torchlean_buffer *x, 
                                                            uint32_t in_dims_rank, const uint32_t *out_dims,
                                                            uint32_t out_dims_rank, const uint32_t *axis_map,
                                                            uint32_t axis_map_rank, torchlean_buffer **out);
+
+/* An array with its axes in another order.
+ * x[*dims] -> out[*permuted(dims, axes)]
+ * ARGUMENT unless every axis of dims once (axes). */
+TL_API int32_t torchlean_cuda_buffer_permute(torchlean_buffer *x, const uint32_t *dims, uint32_t dims_rank,
+                                             const uint32_t *axes, uint32_t axes_rank, torchlean_buffer **out);
 
 /* The transpose of a matrix.
  * x[rows, cols] -> out[cols, rows] */
@@ -590,26 +596,6 @@ TL_API int32_t torchlean_cuda_buffer_transpose3d_acb(torchlean_buffer *x, uint32
 
 /* ---- index ----------------------------------------------------------------------------------------------------------- */
 
-/* Elements of a vector picked by host indices.
- * vec[n], indices: u32[k] -> out[k] */
-TL_API int32_t torchlean_cuda_buffer_gather_vec(torchlean_buffer *vec, const uint32_t *indices, uint32_t n, uint32_t k,
-                                                torchlean_buffer **out);
-
-/* Elements of a vector picked by indices on the device.
- * vec[n], indices: index[k] -> out[k] */
-TL_API int32_t torchlean_cuda_buffer_gather_vec_indexed(torchlean_buffer *vec, torchlean_buffer *indices, uint32_t n,
-                                                        uint32_t k, torchlean_buffer **out);
-
-/* Vector-Jacobian product of gather_vec.
- * indices: u32[k], g[k] -> gvec[n] */
-TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd(const uint32_t *indices, torchlean_buffer *g, uint32_t n,
-                                                    uint32_t k, torchlean_buffer **gvec);
-
-/* Vector-Jacobian product of gather_vec.
- * indices: index[k], g[k] -> gvec[n] */
-TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd_indexed(torchlean_buffer *indices, torchlean_buffer *g, uint32_t n,
-                                                            uint32_t k, torchlean_buffer **gvec);
-
 /* Rows of a matrix picked by host indices.
  * mat[rows, cols], indices: u32[k] -> out[k, cols] */
 TL_API int32_t torchlean_cuda_buffer_gather_rows(torchlean_buffer *mat, const uint32_t *indices, uint32_t rows,
@@ -632,17 +618,25 @@ TL_API int32_t torchlean_cuda_buffer_gather_rows_bwd_indexed(torchlean_buffer *i
                                                              uint32_t rows, uint32_t cols, uint32_t k,
                                                              torchlean_buffer **gmat);
 
-/* A copy of a vector with values added at host indices.
- * x[n], values[k], indices: u32[k] -> out[n] */
-TL_API int32_t torchlean_cuda_buffer_scatter_add(torchlean_buffer *x, torchlean_buffer *values,
-                                                 const uint32_t *indices, uint32_t n, uint32_t k,
-                                                 torchlean_buffer **out);
+/* Elements of a vector picked by host indices.
+ * vec[n], indices: u32[k] -> out[k] */
+TL_API int32_t torchlean_cuda_buffer_gather_vec(torchlean_buffer *vec, const uint32_t *indices, uint32_t n, uint32_t k,
+                                                torchlean_buffer **out);
 
-/* A copy of a vector with values added at indices on the device.
- * x[n], values[k], indices: index[k] -> out[n] */
-TL_API int32_t torchlean_cuda_buffer_scatter_add_indexed(torchlean_buffer *x, torchlean_buffer *values,
-                                                         torchlean_buffer *indices, uint32_t n, uint32_t k,
-                                                         torchlean_buffer **out);
+/* Elements of a vector picked by indices on the device.
+ * vec[n], indices: index[k] -> out[k] */
+TL_API int32_t torchlean_cuda_buffer_gather_vec_indexed(torchlean_buffer *vec, torchlean_buffer *indices, uint32_t n,
+                                                        uint32_t k, torchlean_buffer **out);
+
+/* Vector-Jacobian product of gather_vec.
+ * indices: u32[k], g[k] -> gvec[n] */
+TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd(const uint32_t *indices, torchlean_buffer *g, uint32_t n,
+                                                    uint32_t k, torchlean_buffer **gvec);
+
+/* Vector-Jacobian product of gather_vec.
+ * indices: index[k], g[k] -> gvec[n] */
+TL_API int32_t torchlean_cuda_buffer_gather_vec_bwd_indexed(torchlean_buffer *indices, torchlean_buffer *g, uint32_t n,
+                                                            uint32_t k, torchlean_buffer **gvec);
 
 /* A copy of a matrix with rows added at host indices.
  * mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols] */
@@ -655,6 +649,18 @@ TL_API int32_t torchlean_cuda_buffer_scatter_add_rows(torchlean_buffer *mat, tor
 TL_API int32_t torchlean_cuda_buffer_scatter_add_rows_indexed(torchlean_buffer *mat, torchlean_buffer *values,
                                                               torchlean_buffer *indices, uint32_t rows, uint32_t cols,
                                                               uint32_t k, torchlean_buffer **out);
+
+/* A copy of a vector with values added at host indices.
+ * x[n], values[k], indices: u32[k] -> out[n] */
+TL_API int32_t torchlean_cuda_buffer_scatter_add(torchlean_buffer *x, torchlean_buffer *values,
+                                                 const uint32_t *indices, uint32_t n, uint32_t k,
+                                                 torchlean_buffer **out);
+
+/* A copy of a vector with values added at indices on the device.
+ * x[n], values[k], indices: index[k] -> out[n] */
+TL_API int32_t torchlean_cuda_buffer_scatter_add_indexed(torchlean_buffer *x, torchlean_buffer *values,
+                                                         torchlean_buffer *indices, uint32_t n, uint32_t k,
+                                                         torchlean_buffer **out);
 
 /* Elements picked along an axis by indices on the device.
  * x[outer, n, inner], indices: index[io, k, ii] -> out[outer, k, inner]

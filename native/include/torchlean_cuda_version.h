@@ -8,6 +8,6 @@
 #define TORCHLEAN_CUDA_VERSION_PATCH 0
 #define TORCHLEAN_CUDA_VERSION 100
 /* SHA-256 over the declarations of both headers. */
-#define TORCHLEAN_CUDA_ABI_HASH "92995283baea27b64d333bb6a83f15ab8f21367a3b0fbdf1cbc6b418e651f04f"
+#define TORCHLEAN_CUDA_ABI_HASH "9a9b148e3729ffc0e86f5734c27aeb691d53f5d4cfe1fbb43a7d578d36666e4a"
 
 #endif

@@ -13,7 +13,7 @@ from tests import ROOT
 from tlspec import registry
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-NAMES = {row.name for row in registry.ops()}
+NAMES = {row.name for row in registry.operations()}
 
 
 def test_the_corpus_is_large_enough() -> None:

@@ -37,7 +37,7 @@ def test_every_row_has_sizes_or_a_reason(row: Op) -> None:
 
 
 def test_no_entry_without_a_row() -> None:
-    rows = {f: {r.name for r in registry.ops() if r.family == f} for f in registry.families()}
+    rows = {f: {r.name for r in registry.operations() if r.family == f} for f in registry.families()}
     assert {f: entries.keys() - rows[f] for f, entries in BENCHMARKS.items()} == {f: set() for f in rows}
 
 

@@ -111,15 +111,15 @@ def test_an_image_does_not_see_its_batch(runtime: Runtime, row: Op) -> None:
         np.testing.assert_array_equal(runtime.run(one)[0], gx[n : n + 1])
 
 
-@pytest.mark.operations("conv2d")
+@pytest.mark.operations("conv")
 @pytest.mark.parametrize("channels", [(0,), (40,), (95,), (0, 95), (0, 40, 95)])
 def test_some_segments_of_an_inner_dimension_cannot_be_split(runtime: Runtime, channels: tuple[int, ...]) -> None:
-    """The last path of conv2d is one that Hopper's kernels cut into three segments of 32 channels each, added in a row; too
+    """A path of conv is one that Hopper's kernels cut into three segments of 32 channels each, added in a row; too
     small a value makes them compute a segment without tensor cores."""
     if not runtime.device.is_cuda and len(channels) < 3:
         pytest.skip("the CPU path has no segments: all three at once are enough")
-    row = registry.get("conv2d")
-    values = row.drawing.paths[-1]
+    row = registry.get("conv")
+    values = next(p for p in row.drawing.paths if p["in_channels"] == 96)
     whole = build_case(row, values, {}, generator("segments"))
     x = np.array(whole.inputs["x"])
     x[:, list(channels)] = 2.0**-110

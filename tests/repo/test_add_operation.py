@@ -43,7 +43,7 @@ FILLED: dict[str, list[tuple[str, str]]] = {
     ],
     "tlspec/ops/reduce.py": [
         ('TODO("one of tlspec/bounds.py: exact(), ulp(1), tree(height)")',
-         "tree(lambda cols: tree_height(cols) + 1, peak=lambda x: np.abs(x).sum(axis=1))"),
+         "tree(lambda cols: axis_height(cols, 1) + 1, peak=lambda x: np.abs(x).sum(axis=1))"),
         ('    torch="TODO: the function of PyTorch that takes the same arguments, or no such line",\n',
          '    checks=[check("cols", "cols > 0", "SHAPE", say="cols > 0, since an empty row has no mean")],\n'),
         ("TODO: where the formula is published", "native/src/formula/sum_tree.h, native/src/formula/count.h"),

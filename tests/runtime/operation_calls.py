@@ -652,7 +652,7 @@ def call_of_row(op: registry.Op) -> Call:
 
 
 # a row without a line above is called by its signature
-CALLS |= {r.name: [call_of_row(r)] for r in registry.ops() if r.name not in CALLS and hasattr(Tape, r.name)}
+CALLS |= {r.name: [call_of_row(r)] for r in registry.operations() if r.name not in CALLS and hasattr(Tape, r.name)}
 
 #: a method that is no row's -> the rows that it is made of
 COMPOSED = {

@@ -67,6 +67,20 @@ def exact(x: Any) -> Any:
     return x
 
 
+def unit(x: Any) -> float:
+    """The largest power of two of which all numbers of an array are multiples; 1 where all are 0."""
+    fractions, exponents = np.frexp(np.asarray(x, np.float64))
+    whole = (fractions * 2.0**53).astype(np.int64)
+    return float(np.min((whole & -whole) * 2.0 ** (exponents - 53), where=whole != 0, initial=1.0))
+
+
+def product(a: Any, b: Any) -> Any:
+    """A product of matrices of which float32 holds the partial sums in any order."""
+    if np.any(np.abs(a) @ np.abs(b) > 2.0**24 * unit(a) * unit(b)):
+        raise Inexact
+    return exact(a.astype(np.float64) @ b)
+
+
 def weights(seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.integers(-2, 3, shape).astype(np.float64) for shape in itertools.pairwise(WIDTHS)]
@@ -94,10 +108,11 @@ class Plain:
     def stepped(self, x: np.ndarray, t: np.ndarray) -> tuple["Plain", float]:
         """What follows from a step, and its loss. Raises Inexact."""
         new, (first, second) = self.copy(), self.weights
-        hidden = exact(np.maximum(x @ first, 0))
-        loss = exact((exact(exact(hidden @ second) * t)).sum())
-        back = exact(t @ second.T) * (hidden > 0)
-        gradients = [exact(x.T.astype(np.float64) @ back), exact(hidden.T @ t)]
+        hidden = np.maximum(product(x, first), 0)
+        terms = exact(product(hidden, second) * t)
+        loss = product(terms.reshape(1, -1), np.ones(terms.size))
+        back = product(t, second.T) * (hidden > 0)
+        gradients = [product(x.T, back), product(hidden.T, t)]
         for i, (w, g, m) in enumerate(zip(self.weights, gradients, self.moments, strict=True)):
             moved = g
             if self.kind == "momentum":
@@ -108,7 +123,7 @@ class Plain:
                 moved = g / 2 ** (self.steps % 2)
             new.weights[i] = exact(w - exact(self.lr * moved))
         new.steps += 1
-        return new, float(loss)
+        return new, float(loss[0])
 
 
 class Features(RuleBasedStateMachine):

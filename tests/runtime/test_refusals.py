@@ -323,7 +323,7 @@ def test_a_row_refuses_other_parameters_and_operands() -> None:
     """Before any operand is looked at: text, bytes and tensors as numbers, one parameter too many, one that is missing."""
     with Session("spec") as s:
         tensor = s.const(1.0)
-        for row in registry.ops():
+        for row in registry.operations():
             sig = row.signature
             plan = partial(make_plan, spec.kernels, row.name)
             right = [float(p.default or 1) for p in sig.params]

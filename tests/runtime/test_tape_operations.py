@@ -22,7 +22,7 @@ from tlspec.drawn import generator
 
 #: of the central differences
 STEP = 2.0**-14
-ROWS = {row.name for row in registry.ops()}
+ROWS = {row.name for row in registry.operations()}
 
 
 @pytest.fixture(params=CALLED)
@@ -199,7 +199,7 @@ def test_nodes_are_named_after_rows(called: tuple[str, Call]) -> None:
 @pytest.mark.every_choice
 def test_defaults_are_the_rows() -> None:
     compared = 0
-    for row in registry.ops():
+    for row in registry.operations():
         method = getattr(Tape, row.name, None)
         known = inspect.signature(method).parameters if method is not None else {}
         for p in row.signature.params:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tlspec.classes import WINDOWS, default_classes, derived, on_two_axes, tiles
+from tlspec.classes import WINDOWS, default_classes, derived, tiles
 from tlspec.draw.cases import DATA, EDGES, Draw, class_aimed_at, data_classes, draw_case, generator
 from tlspec.registry import Op
 from tlspec.signature import Signature
@@ -27,7 +27,7 @@ def test_tiles_and_windows() -> None:
     found = [(below(n=n), whole(n=n), rest(n=n)).index(True) for n in (7, 8, 9, 16)]
     assert found == [0, 1, 2, 1] and not any(test(n=0) for test in (below, whole, rest))
     flat = {f"{n}_{a}": 1 for n in ("in", "kernel", "stride", "padding") for a in "hw"}
-    both = derived(WINDOWS, on_two_axes)
+    both = derived(WINDOWS, lambda v: {n: [v[f"{n}_h"], v[f"{n}_w"]] for n in ("kernel", "stride", "padding")})
     for name, values in (("stride > kernel", {"stride_h": 2}), ("stride < kernel", {"kernel_w": 2}),
                          ("no padding", {"padding_h": 0, "padding_w": 0}), ("a window of padding alone", {})):  # fmt: skip
         assert both[name](**{**flat, **values}), name

@@ -252,7 +252,6 @@ def attention_bound(
     [
         (5, 2, 1.0, 3 + 3, 6),  # the difference and a rescaling, 3u each; five keys and a rescaling
         (100, 2, 1.0, 3 + 3 * 4, LAMBDA * 104**0.5),
-        (32, 16, 1.0, 3 + 3, 8 + 4 * 10 + 1),  # tensor cores: a part of 32 products
         (5, 2, 2.0**120, 3 + 3 + 3 * 2.0 ** (120 - 149 + 24), 6),  # what underflows in a score's three roundings
     ],
 )

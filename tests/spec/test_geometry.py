@@ -134,21 +134,19 @@ PARTS: list[tuple[Any, ...]] = [
 ]  # fmt: skip
 #: row -> points and the classes, tiles aside, that hold there
 POINTS: dict[str, list[Point]] = {
-    "reduce_sum_axis0": [matrix(COLUMN_CHUNK**2, 1), matrix(COLUMN_CHUNK**2 + 1, 0),
-        matrix(COLUMN_CHUNK**2 + 1, 1, "chunks of chunks")],
-    "reduce_max_axis1": [matrix(64, 1), matrix(65, 1, "many short rows"), matrix(65, 0), matrix(65, 64)],
     "reduce_mean": [({"dims": dims, "axis": axis}, names) for dims, axis, names in (([4], 0, set()), ([4, 5], 0,
         {"the first axis"}), ([4, 5], 1, {"the last axis"}), ([4, 5, 6], 1, {"an axis between others"}))],
-    "concat1d": [({"n": n, "m": m}, {name} - {""}) for n, m, name in ((1, 1, "both"), (1, 0, "the first alone"), (0, 1,
-        "the second alone"), (0, 0, ""))],
+    "concat_rows": [({"rows": 1, "n": n, "m": m}, {name} - {""}) for n, m, name in ((1, 1, "both"), (1, 0, "the first alone"),
+        (0, 1, "the second alone"), (0, 0, ""))],
     "slice1d": [({"n": 4, "start": start, "len": count}, {name}) for start, count, name in ((0, 3, "part from the start"), (1,
         2, "part inside"), (1, 3, "part to the end"), (0, 4, "everything"), (0, 0, "nothing"), (1, 0, "nothing"), (4, 0,
         "nothing"))] + [({"n": 0, "start": 0, "len": 0}, set())],
-    "swap_adjacent_at_depth": [({"dims": dims, "depth": depth}, names) for dims, depth, names in (([2, 3, 4], 0,
-        {"the first axes"}), ([2, 3, 4], 1, {"the last axes"}), ([2, 3, 4, 5], 1, {"axes between others"}), ([2, 3], 0, set()),
-        ([1, 1, 1], 0, set()), ([1, 1, 1], 1, set()), ([1, 1, 1, 1], 1, set()), ([33] * 2, 0,
-        {"both longer than 32, with a rest"}),
-        ([32, 33], 0, set()), ([33, 64], 0, set()))],
+    "permute": [({"dims": dims, "axes": axes}, names) for dims, axes, names in (([2, 1, 3], [0, 2, 1], {"nothing moved"}),
+        ([2, 3, 4], [1, 0, 2], {"the last axis kept"}), ([2, 3, 4], [0, 2, 1], {"the last axis moved"}), ([1, 1], [1, 0], set()),
+        ([2, 3, 4, 5], [1, 0, 3, 2], {"the last axis moved", "two exchanges"}), ([2, 3, 4, 1], [1, 0, 3, 2],
+        {"the last axis kept"}), ([33, 34], [1, 0], {"the last axis moved", "both longer than 32, with a rest"}),
+        ([32, 33], [1, 0], {"the last axis moved"}), ([1, 33, 34], [0, 2, 1], {"the last axis moved",
+        "both longer than 32, with a rest"}))],
     "broadcast_to": [repeated([], [], [], "no axis"), repeated([1], [1], [1]), repeated([3], [3], [1], "nothing repeated"),
         repeated([], [3], [0], "a scalar"), repeated([1], [3], [1], "a scalar"), repeated([3], [2, 3], [0, 1], "repeated rows"),
         repeated([3], [3, 2], [1, 0], "repeated numbers"), repeated([2, 4], [2, 3, 4], [1, 0, 2], "repeated between"),
@@ -290,7 +288,7 @@ def test_classes_hold_where_they_say(name: str) -> None:
 
 #: rows of which some classes hold where an array is empty, too
 OF_EMPTY_ARRAYS = {
-    "concat1d", "slice1d", "cross_entropy", "max_pool", "conv", "conv_grouped", "flash_attention", "grouped_attention",
+    "concat_rows", "slice1d", "cross_entropy", "max_pool", "conv", "conv_grouped", "flash_attention", "grouped_attention",
     "group_norm_stats", "rotary", "sinusoidal", "spectral_conv1d_rfft", "take_axis", "topk",
 }  # fmt: skip
 

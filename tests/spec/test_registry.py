@@ -94,7 +94,7 @@ def test_a_hint_lists_what_is_close() -> None:
     with pytest.raises(KeyError) as caught:
         registry.ops("max_pool3d")
     names = str(caught.value).removesuffix('?"').rpartition("; did you mean ")[2].split(", ")
-    assert {"max_pool", "max_pool2d"} <= set(names) <= {r.name for r in registry.ops()}
+    assert {"max_pool", "max_pool2d"} <= set(names) <= {r.name for r in registry.operations()}
     assert_raises_regex(
         KeyError, "'no operation or family 'zzz''|\"no operation or family 'zzz'\"$", registry.ops, "zzz"
     )

@@ -34,6 +34,7 @@ ACCEPTED: dict[str, tuple[list[Any], list[Any]]] = {
     "given": ([(0,), (False,), ([],)], [(None,)]),
     "positive": ([([],), ([1],), ([3, 1],)], [([0],), ([1, 0],), ([0, 2],)]),
     "all_below": ([([], 0), ([1, 0], 2), ([2**32 - 2], 2**32 - 1)], [([0], 0), ([0, 2], 2), ([3, 0], 2)]),
+    "is_permutation": ([([], []), ([3], [0]), ([3, 0], [1, 0])], [([3], []), ([3], [1]), ([3, 4], [0, 0]), ([3, 4], [0, 2])]),
     "are_axes": ([([], 0), ([3], 1), ([3, 0], 3)], [([], 1), ([3], 2), ([3, 0], 4), ([3], 2**32 - 1)]),
     "none_empty": ([([], 0), ([0], 0), ([3, 0], 1)], [([0], 1), ([3, 0], 2), ([0, 3], 3)]),
     "axis_map_ok": (
@@ -99,8 +100,10 @@ def test_lists() -> None:
     assert [shapes.drop(dims, i) for i in range(4)] == [[6, 7], [5, 7], [5, 6], [5, 6, 7]]
     assert [shapes.keep(dims, axes) for axes in (0, 1, 5, 7)] == [dims, [6, 7], [6], []]
     assert [shapes.swap(dims, i) for i in range(4)] == [[6, 5, 7], [5, 7, 6], [5, 6, 7], [5, 6, 7]]
+    assert [shapes.swapped_axes(dims, i) for i in range(3)] == [[1, 0, 2], [0, 2, 1], [0, 1, 2]]
+    assert [shapes.permuted(dims, axes) for axes in ([1, 2, 0], [0, 0, 1])] == [[6, 7, 5], dims]
     assert dims == [5, 6, 7] and shapes.swap([], 0) == []
     assert (
         all(shapes.FUNCTIONS[name] is getattr(shapes, name) for name in shapes.FUNCTIONS)
-        and len(shapes.FUNCTIONS) == 27
+        and len(shapes.FUNCTIONS) == 30
     )

@@ -33,7 +33,7 @@ def smooth(case: Case, signed: bool) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for a in case.op.signature.inputs:
         x = case.inputs[a.name]
-        if x is None or a.kind == "u32":
+        if x is None or a.kind in ("u32", "index"):
             out[a.name] = x if x is None else x.astype(np.int64)
         else:
             sign = np.where(rng.random(x.shape) < 0.5, -1.0, 1.0) if signed else 1.0

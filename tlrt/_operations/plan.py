@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @lru_cache(maxsize=1)
 def _rows() -> dict[str, registry.Op]:
-    return {r.name: r for r in registry.ops()}
+    return {r.name: r for r in registry.operations()}
 
 
 class _ArrayRead:

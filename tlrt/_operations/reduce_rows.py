@@ -13,7 +13,7 @@ class ReduceRowsOperations(BaseOperations[Ref]):
     def reduce_sum_axis0(self, x: Ref) -> Ref:
         """Sum down the rows of a matrix, one for each column.
 
-        out[j] = Σ_i x[i, j], by the column tree (by the row tree where cols = 1).
+        out = reduce_sum_axis(x, dims = [rows, cols], axis = 0)
 
         Parameters
         ----------
@@ -41,7 +41,7 @@ class ReduceRowsOperations(BaseOperations[Ref]):
     def reduce_sum_axis1(self, x: Ref) -> Ref:
         """Sum across the columns of a matrix, one for each row.
 
-        out[i] = Σ_j x[i, j], by the row tree.
+        out = reduce_sum_axis(x, dims = [rows, cols], axis = 1)
 
         Parameters
         ----------
@@ -69,7 +69,7 @@ class ReduceRowsOperations(BaseOperations[Ref]):
     def reduce_max_axis0(self, x: Ref) -> Ref:
         """Maximum down the rows of a matrix, one for each column.
 
-        out[j] = max_i x[i, j]
+        out = amax(x, dims = [rows, cols], axes = 1)
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ class ReduceRowsOperations(BaseOperations[Ref]):
     def reduce_max_axis1(self, x: Ref) -> Ref:
         """Maximum across the columns of a matrix, one for each row.
 
-        out[i] = max_j x[i, j]
+        out = amax(x, dims = [rows, cols], axes = 2)
 
         Parameters
         ----------

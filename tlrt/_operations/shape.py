@@ -102,7 +102,7 @@ class ShapeOperations(RowOperations[Ref]):
     def permute(self, x: Ref, axes: Sequence[int]) -> Ref:
         """Reorders axes: axis i of the result is axis axes[i] of x.
 
-        A view where only axes of size 1 move; else neighbouring runs of axes are exchanged, one pair after the other.
+        A view where only axes of size 1 move.
 
         Parameters
         ----------
@@ -132,22 +132,10 @@ class ShapeOperations(RowOperations[Ref]):
         shape = self._shape("permute", x)
         if sorted(order) != list(range(len(shape))):
             raise refusal(ArgumentError, "permute", "axes", tuple(order), f"a permutation of 0..{len(shape) - 1}")
-        wanted = [k for k in order if shape[k] != 1]
-        now = sorted(wanted)
-        while now != wanted:
-            start = next(i for i, k in enumerate(now) if k != wanted[i])
-            cut = now.index(wanted[start])
-            count = 1
-            while now[cut : cut + count + 1] == wanted[start : start + count + 1] and cut + count < len(now):
-                count += 1
-            parts = now[:start], now[start:cut], now[cut : cut + count], now[cut + count :]
-            before, first, second, after = ([shape[k] for k in part] for part in parts)
-            sizes = (*before, math.prod(first), math.prod(second), *after)
-            x = x if self.shape(x) == sizes else self._view(x, sizes, "reshape")
-            x = self._apply("swap_adjacent_at_depth", (x,), (start,))
-            now = [*parts[0], *parts[2], *parts[1], *parts[3]]
-        out = tuple(shape[k] for k in order)
-        return x if self.shape(x) == out else self._view(x, out, "reshape")
+        moved = [k for k in order if shape[k] != 1]
+        if moved == sorted(moved):
+            return self._view(x, tuple(shape[k] for k in order), "reshape")
+        return self._apply("permute", (x,), (tuple(order),))
 
     def broadcast_to(self, x: Ref, shape: Sequence[int], axis_map: Sequence[int] | None = None) -> Ref:
         """Repeats x over a larger shape; the gradient is the sum over what was repeated.

@@ -11,37 +11,6 @@ __all__ = ["ShapeRowsOperations"]
 class ShapeRowsOperations(BaseOperations[Ref]):
     """Operations of shape whose method follows from the row's signature."""
 
-    def concat1d(self, a: Ref, b: Ref) -> Ref:
-        """Two vectors, one after the other.
-
-        out[i] = a[i] for i < n, b[i − n] from there on
-
-        Parameters
-        ----------
-        a : tensor
-            Shape (n,).
-        b : tensor
-            Shape (m,).
-
-        Returns
-        -------
-        tensor
-            Shape (n + m,).
-
-        See Also
-        --------
-        tlrt.kernels.concat1d : The function of buffers, with special values.
-
-        Examples
-        --------
-        >>> s = tlrt.Session("cpu")
-        >>> a = s.const([1, 2, 3])
-        >>> b = s.const([0, 0.5])
-        >>> print(s.concat1d(a, b).numpy())
-        [1.  2.  3.  0.  0.5]
-        """
-        return self._apply("concat1d", (a, b))
-
     def slice1d(self, x: Ref, start: int, len: int) -> Ref:
         """A run of consecutive elements.
 
@@ -111,10 +80,41 @@ class ShapeRowsOperations(BaseOperations[Ref]):
         """
         return self._apply("concat_rows", (a, b))
 
+    def concat1d(self, a: Ref, b: Ref) -> Ref:
+        """Two vectors, one after the other.
+
+        out = concat_rows(a, b, rows = 1)
+
+        Parameters
+        ----------
+        a : tensor
+            Shape (n,).
+        b : tensor
+            Shape (m,).
+
+        Returns
+        -------
+        tensor
+            Shape (n + m,).
+
+        See Also
+        --------
+        tlrt.kernels.concat1d : The function of buffers, with special values.
+
+        Examples
+        --------
+        >>> s = tlrt.Session("cpu")
+        >>> a = s.const([1, 2, 3])
+        >>> b = s.const([0, 0.5])
+        >>> print(s.concat1d(a, b).numpy())
+        [1.  2.  3.  0.  0.5]
+        """
+        return self._apply("concat1d", (a, b))
+
     def broadcast_vec_to_rows(self, vec: Ref, rows: int) -> Ref:
         """A vector repeated as every row of a matrix.
 
-        out[i, j] = vec[j]
+        out = broadcast_to(vec, in_dims = [cols], out_dims = [rows, cols], axis_map = [0, 1])
 
         Parameters
         ----------
@@ -145,7 +145,7 @@ class ShapeRowsOperations(BaseOperations[Ref]):
     def broadcast_vec_to_cols(self, vec: Ref, cols: int) -> Ref:
         """A vector repeated as every column of a matrix.
 
-        out[i, j] = vec[i]
+        out = broadcast_to(vec, in_dims = [rows], out_dims = [rows, cols], axis_map = [1, 0])
 
         Parameters
         ----------
@@ -176,7 +176,7 @@ class ShapeRowsOperations(BaseOperations[Ref]):
     def transpose2d(self, x: Ref) -> Ref:
         """The transpose of a matrix.
 
-        out[j, i] = x[i, j]
+        out = permute(x, dims = [rows, cols], axes = [1, 0])
 
         Parameters
         ----------
@@ -206,7 +206,7 @@ class ShapeRowsOperations(BaseOperations[Ref]):
     def transpose3d_bca(self, x: Ref) -> Ref:
         """The axes (a, b, c) reordered to (b, c, a).
 
-        out[j, k, i] = x[i, j, k]
+        out = permute(x, dims = [a, b, c], axes = [1, 2, 0])
 
         Parameters
         ----------
@@ -238,7 +238,7 @@ class ShapeRowsOperations(BaseOperations[Ref]):
     def transpose3d_cab(self, x: Ref) -> Ref:
         """The axes (a, b, c) reordered to (c, a, b).
 
-        out[k, i, j] = x[i, j, k]
+        out = permute(x, dims = [a, b, c], axes = [2, 0, 1])
 
         Parameters
         ----------
@@ -268,7 +268,7 @@ class ShapeRowsOperations(BaseOperations[Ref]):
     def transpose3d_acb(self, x: Ref) -> Ref:
         """A batch of matrices, each transposed: the axes (a, b, c) reordered to (a, c, b).
 
-        out[i, k, j] = x[i, j, k]
+        out = permute(x, dims = [a, b, c], axes = [0, 2, 1])
 
         Parameters
         ----------

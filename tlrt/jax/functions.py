@@ -128,9 +128,9 @@ def function(name: str) -> Callable[..., Any]:
     Examples
     --------
     >>> import jax, tlrt.jax
-    >>> tlrt.jax.relu(jax.numpy.array([-1.0, 2.0]))
+    >>> tlrt.jax.relu(jax.numpy.array([-1.0, 2.0], "float32"))
     Array([0., 2.], dtype=float32)
-    >>> jax.grad(lambda x: tlrt.jax.tanh(x).sum())(jax.numpy.zeros(2))
+    >>> jax.grad(lambda x: tlrt.jax.tanh(x).sum())(jax.numpy.zeros(2, "float32"))
     Array([1., 1.], dtype=float32)
     """
     row = next((r for r in _foreign.rows() if r.name == name), None)

@@ -21,13 +21,13 @@ from tlspec.registry import Op
 EDGES: dict[str, dict[str, dict[str, int]]] = {
     "elementwise": {"elements": {"TL_SPAN": 32768}},
     "reduce": {
-        "n": {"TL_SUM_LANES": 1024, "TL_SUM_LEAF": 16384}, "cols": {"TL_COLUMN_TILE": 960, "TL_SUM_LEAF": 16384},
-        "rows": {"TL_COLUMN_CHUNK": 128}, "of the axis": {"TL_COLUMN_CHUNK": 128}, "summed": {"TL_CUMSUM_CHUNK": 32},
-        "reduced": {"TL_FOLD_LANES": 8, "TL_FOLD_SEGMENT": 256}, "elements": {"TASK": 65536},
+        "of the axis": {"TL_SUM_LANES": 1024, "TL_SUM_LEAF": 16384, "TL_COLUMN_CHUNK": 128}, "inner": {"TL_COLUMN_TILE": 960},
+        "summed": {"TL_CUMSUM_CHUNK": 32}, "reduced": {"TL_FOLD_LANES": 8, "TL_FOLD_SEGMENT": 256}, "elements": {"TASK": 65536},
     },
     "shape": {
-        "rows": {"BAND": 32}, "cols": {"BAND": 32}, "a": {"BAND": 32}, "b": {"BAND": 32}, "c": {"BAND": 32, "LONG_RUN": 8192},
-        "of a run": {"LONG_RUN": 8192}, "elements": {"PANEL": 1024, "TASK": 65536},
+        "of the last axis": {"BAND": 32}, "of the result's last axis": {"BAND": 32}, "of a run": {"LONG_RUN": 8192},
+        "summed": {"TL_SUM_LEAF": 16384, "TL_COLUMN_CHUNK": 128},
+        "elements": {"PANEL": 1024, "TASK": 65536},
     },
     "index": {"indices": {"TL_COLUMN_CHUNK": 128, "CHUNK": 32768}, "cols": {"BLOCK_COLUMNS": 512}, "inner": {"COLUMNS": 512},
               "of a row": {"PART": 65536}, "elements": {"CACHED": 65536}},

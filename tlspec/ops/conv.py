@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.bounds import call_named, column_height, tree, tree_height
-from tlspec.classes import WINDOWS, Classes, Lengths, derived, on_two_axes, renamed
-from tlspec.laws import adjoint, equation, linear
+from tlspec.bounds import column_height, tree, tree_height
+from tlspec.classes import WINDOWS, Classes, Lengths
+from tlspec.laws import adjoint, linear
 from tlspec.registry import check, op
 from tlspec.shapes import (
     conv_grouped_out,
@@ -38,6 +38,7 @@ from tlspec.shapes import (
     conv_transpose_grouped_size,
     conv_transpose_out,
 )  # fmt: skip
+from tlspec.synonyms import synonym
 
 
 def _window(x, start: Sequence[int], step: Sequence[int], count: Sequence[int]):
@@ -132,22 +133,6 @@ def _conv_transpose_vjp_heights(batch, out_channels, spatial, kernel, stride, pa
 AXES = {"in": "spatial", "kernel": "kernel", "stride": "stride", "padding": "padding"}
 
 
-def axes_as_lists(in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-    """The lists of a 2-D row."""
-    return {"spatial": [in_h, in_w], "kernel": [kernel_h, kernel_w], "stride": [stride_h, stride_w],
-            "padding": [padding_h, padding_w]}  # fmt: skip
-
-
-def _on_lists(heights):
-    """The heights of a 2-D row by those of the N-D one."""
-
-    def call(**values):
-        lists = {to: [values[f"{name}_h"], values[f"{name}_w"]] for name, to in AXES.items()}
-        return call_named(heights, {**values, **lists})
-
-    return call
-
-
 #: channels and batches around the widths of the micro-kernels' and the CUDA tiles' edges
 CHANNELS = (1, 2, 3, 5, 7, 13, 16, 17, 31, 33, 63, 65, 127, 129)
 #: multiply-adds of a drawn case, which the float64 reference repeats for every property
@@ -238,18 +223,6 @@ def flatten_axes(size):
 LAWS = [linear("x", "b"), linear("w", "b"), adjoint("x", "b"), adjoint("w", "b")]
 
 
-def _same_as(other: str):
-    """A 2-D row is the N-D row on lists of two."""
-
-    def state(f):
-        values = f.case.values
-        sizes = {n: values[n] for n in ("batch", "in_channels", "out_channels")}
-        lists = axes_as_lists(**{n: v for n, v in values.items() if n not in sizes})
-        return [(f(), f(f.inputs, values={**sizes, **lists}, op=other))]
-
-    return equation(f"f(x, w, b) = {other}(x, w, b)", state)
-
-
 def _path(batch, in_channels, out_channels, spatial, kernel, stride, padding):
     r = len(spatial)
     return {"batch": batch, "in_channels": in_channels, "out_channels": out_channels, "spatial": list(spatial),
@@ -268,10 +241,6 @@ def _lengths(size) -> Lengths:
         "inner": lambda in_channels, kernel: in_channels * math.prod(kernel),
         "positions": lambda spatial, kernel, stride, padding: math.prod(size(spatial, kernel, stride, padding)),
     }
-
-
-def _two_axes_lengths(size) -> Lengths:
-    return {n: renamed(f, on_two_axes) for n, f in _lengths(size).items()}
 
 
 def _work(size):
@@ -296,7 +265,7 @@ PATHS_OF_AXES = [_path(8, 96, 127, (1100,), 5, 1, 2), _path(2, 32, 63, (13, 24, 
 TRANSPOSE_PATHS = [
     _path(3, 70, 5, (30, 31), 4, 2, 1), _path(4, 128, 125, (24, 23), 4, 2, 1), _path(4, 61, 125, (47, 44), 3, 1, 1), _path(60, 129, 61, (9, 8), 4, 2, 1),
 ]  # fmt: skip
-TRANSPOSE_PATHS_OF_AXES = [*TRANSPOSE_PATHS[:2], _path(2, 64, 61, (32, 1, 3), 4, 2, 1),
+TRANSPOSE_PATHS_OF_AXES = [_path(2, 64, 61, (32, 1, 3), 4, 2, 1),
                            _path(4, 61, 83, (2, 49, 2), 4, 2, 1)]  # fmt: skip
 
 
@@ -304,7 +273,7 @@ TRANSPOSE_PATHS_OF_AXES = [*TRANSPOSE_PATHS[:2], _path(2, 64, 61, (32, 1, 3), 4,
     "x[batch, in_channels, *spatial], w[out_channels, in_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
     " -> out[batch, out_channels, *conv_out(spatial, kernel, stride, padding)]",
     bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
-    checks=_checks("conv_ok", CONV_FORMULA), draw=_draw(False), paths=PATHS_OF_AXES,
+    checks=_checks("conv_ok", CONV_FORMULA), draw=_draw(False), paths=[*PATHS, *PATHS_OF_AXES],
     classes=CLASSES, lengths=_lengths(conv_out), work=_work(conv_out), laws=LAWS,
     source="torch.nn.functional.conv1d, conv2d, conv3d",
     arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
@@ -335,7 +304,7 @@ def conv_vjp(x, w, g, stride, padding):
     "x[batch, in_channels, *spatial], w[in_channels, out_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
     " -> out[batch, out_channels, *conv_transpose_out(spatial, kernel, stride, padding)]",
     bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
-    checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA), draw=_draw(True), paths=TRANSPOSE_PATHS_OF_AXES,
+    checks=_checks("conv_transpose_ok", TRANSPOSE_FORMULA), draw=_draw(True), paths=[*TRANSPOSE_PATHS, *TRANSPOSE_PATHS_OF_AXES],
     classes=TRANSPOSE_CLASSES, lengths=_lengths(conv_transpose_out), work=_work(conv_transpose_out), laws=LAWS,
     source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d",
     arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
@@ -363,57 +332,28 @@ def conv_transpose_vjp(x, w, g, stride, padding):
     return gx, _weights(g, x, w.shape[2:], stride, padding, _dense(stride)), _bias_sum(g)
 
 
-@op(
+_LISTS = (
+    "spatial=[in_h, in_w], kernel=[kernel_h, kernel_w], stride=[stride_h, stride_w], padding=[padding_h, padding_w]"
+)
+_MEANINGS = {"w": "weights", "b": "added to each output channel"}
+
+
+@synonym(conv,
     "x[batch, in_channels, in_h, in_w], w[out_channels, in_channels, kernel_h, kernel_w], b[out_channels];"
     " stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32 -> out[batch, out_channels,"
-    " conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w, padding_w)]",
-    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False, reproducible=True,
-    checks=_checks2d("conv_size", CONV_FORMULA), draw=_draw(False, 2), paths=[flatten_axes(p) for p in PATHS],
-    classes=derived(CLASSES, on_two_axes), lengths=_two_axes_lengths(conv_out), work=_on_lists(_work(conv_out)),
-    laws=[*LAWS, _same_as("conv")], source="torch.nn.functional.conv2d",
-    arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
-def conv2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
-    """Convolution of images; conv with two spatial axes.
-
-    out[n, o, i, j] = Σ_{c, k, l} w[o, c, k, l]·x[n, c, i·stride_h + k - padding_h, j·stride_w + l - padding_w] + b[o]
-
-    Shapes: x (batch, in_channels, in_h, in_w), w (out_channels, in_channels, kernel_h, kernel_w), b (out_channels); out
-    (batch, out_channels, ⌊(in_h + 2·padding_h - kernel_h) / stride_h⌋ + 1, the same for w).
-    Special values and errors: those of conv."""
-    return conv.reference(x, w, b, [stride_h, stride_w], [padding_h, padding_w])
+    " conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w, padding_w)]", _LISTS,
+    checks=_checks2d("conv_size", CONV_FORMULA), draw=_draw(False, 2), meanings=_MEANINGS)  # fmt: skip
+def conv2d():
+    """Convolution of images; conv with two spatial axes."""
 
 
-@conv2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_on_lists(_conv_vjp_heights)), trees=["gb"])
-def conv2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
-    """The VJP of conv with two spatial axes."""
-    return conv_vjp(x, w, g, [stride_h, stride_w], [padding_h, padding_w])
-
-
-@op(
+@synonym(conv_transpose,
     "x[batch, in_channels, in_h, in_w], w[in_channels, out_channels, kernel_h, kernel_w], b[out_channels];"
     " stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32 -> out[batch, out_channels,"
-    " conv_transpose_size(in_h, kernel_h, stride_h, padding_h), conv_transpose_size(in_w, kernel_w, stride_w, padding_w)]",
-    bound=tree(lambda in_channels, kernel_h, kernel_w: in_channels * kernel_h * kernel_w + 1), same_bits=False, reproducible=True,
-    checks=_checks2d("conv_transpose_size", TRANSPOSE_FORMULA), draw=_draw(True, 2),
-    paths=[flatten_axes(p) for p in TRANSPOSE_PATHS], classes=derived(TRANSPOSE_CLASSES, on_two_axes), lengths=_two_axes_lengths(conv_transpose_out),
-    work=_on_lists(_work(conv_transpose_out)), laws=[*LAWS, _same_as("conv_transpose")],
-    source="torch.nn.functional.conv_transpose2d",
-    arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
-def conv_transpose2d(x, w, b, stride_h, stride_w, padding_h, padding_w):
-    """Transposed convolution of images; conv_transpose with two spatial axes.
-
-    out[n, o, i, j] = Σ_{c, k, l} w[c, o, k, l]·x[n, c, (i + padding_h - k) / stride_h, (j + padding_w - l) / stride_w] + b[o]
-
-    Shapes: x (batch, in_channels, in_h, in_w), w (in_channels, out_channels, kernel_h, kernel_w), b (out_channels); out
-    (batch, out_channels, (in_h - 1)·stride_h + kernel_h - 2·padding_h, the same for w).
-    Special values and errors: those of conv_transpose."""
-    return conv_transpose.reference(x, w, b, [stride_h, stride_w], [padding_h, padding_w])
-
-
-@conv_transpose2d.vjp("x, w, g -> gx, gw, gb", bound=tree(_on_lists(_conv_transpose_vjp_heights)), trees=["gb"])
-def conv_transpose2d_vjp(x, w, g, stride_h, stride_w, padding_h, padding_w):
-    """The VJP of conv_transpose with two spatial axes."""
-    return conv_transpose_vjp(x, w, g, [stride_h, stride_w], [padding_h, padding_w])
+    " conv_transpose_size(in_h, kernel_h, stride_h, padding_h), conv_transpose_size(in_w, kernel_w, stride_w, padding_w)]", _LISTS,
+    checks=_checks2d("conv_transpose_size", TRANSPOSE_FORMULA), draw=_draw(True, 2), meanings=_MEANINGS)  # fmt: skip
+def conv_transpose2d():
+    """Transposed convolution of images; conv_transpose with two spatial axes."""
 
 
 GROUPED_FORMULA = "floor((in + padding_low + padding_high - dilation*(kernel - 1) - 1)/stride) + 1"

@@ -11,6 +11,7 @@ from tlspec.bounds import COLUMN_CHAINS, COLUMN_CHUNK, exact, moved, ordered, sc
 from tlspec.classes import Classes, Near
 from tlspec.laws import adjoint, linear
 from tlspec.registry import check, op
+from tlspec.synonyms import synonym
 
 
 def gathered(table, indices):
@@ -65,12 +66,6 @@ def hits(indices, length):
     return np.bincount(indices[indices < length], minlength=length)
 
 
-def draw_vec(d):
-    """Dimensions and indices of a vector of any length; an empty one puts every index out of range."""
-    n, k = d.dim(), d.dim()
-    return {"n": n, "k": k, "indices": lambda n, k: d.indices(k, n, outside=True)}
-
-
 def draw_rows(d):
     """The same for the rows of a matrix."""
     rows, cols, k = d.dim(), d.dim(), d.dim()
@@ -85,7 +80,7 @@ def draw_row(d):
 
 def _meets(test):
     """Whether indices meet a number of rows."""
-    return lambda indices, n=None, rows=None: bool(test(indices, n if rows is None else rows))
+    return lambda indices, rows: bool(test(indices, rows))
 
 
 INDICES: Classes = {
@@ -93,26 +88,6 @@ INDICES: Classes = {
     "a repeated index": _meets(lambda indices, n: len(set(indices[indices < n])) < (indices < n).sum()),
     "the first and the last row": _meets(lambda indices, n: n > 1 and {0, n - 1} <= set(indices)),
 }
-
-
-@op("vec[n], indices: u32[k] -> out[k]",
-    classes=INDICES, lengths={"indices": lambda k: k}, bound=moved(), draw=draw_vec, laws=[linear("vec"), adjoint("vec")],
-    source="numpy.take; an index out of range reads 0")  # fmt: skip
-def gather_vec(vec, indices):
-    """Elements of a vector picked by host indices.
-
-    out[j] = vec[indices[j]] if indices[j] < n, else 0
-
-    Shapes: vec (n), indices (k) on the host, out (k).
-    Special values: a copy, so NaN and -0 come through unchanged. k = 0 gives an empty result, n = 0 zeros.
-    Errors: none beyond lengths; an index of n or more reads 0."""
-    return gathered(vec, indices)
-
-
-@gather_vec.vjp("indices, g -> gvec", bound=ordered(lambda indices, n: scatter_height(hits(indices, n))))
-def gather_vec_vjp(indices, g, n):
-    """gvec[i] = the tree sum of g[j] over the j with indices[j] = i, in their order; 0 where none is."""
-    return scattered(np.zeros(n, g.dtype, like=g), g, indices)
 
 
 #: elements that a place of 16 bits does not reach
@@ -147,28 +122,15 @@ def gather_rows_vjp(indices, g, rows, cols):
     return scattered(np.zeros((rows, cols), g.dtype, like=g), g, indices)
 
 
-@op("x[n], values[k], indices: u32[k] -> out[n]",
-    classes=INDICES, lengths={"indices": lambda k: k}, bound=ordered(lambda x, indices: scatter_height(hits(indices, len(x)))), draw=draw_vec,
-    laws=[linear("x", "values"), adjoint("x", "values")], source="numpy.add.at, torch.index_add",
-    example={"indices": [2, 2]})  # fmt: skip
-def scatter_add(x, values, indices):
-    """A copy of a vector with values added at host indices.
-
-    out[i] = x[i] + sum_j values[j] over the j with indices[j] = i
-
-    The sum is the column tree's: chunks of 128 hits in increasing j, each in four interleaved chains, then the chunks' sums alike.
-
-    Shapes: x (n), values (k), indices (k) on the host, out (n).
-    Special values: IEEE 754; an element without a hit keeps its bits. k = 0 copies x, n = 0 gives an empty result.
-    Errors: none beyond lengths; an index of n or more is ignored."""
-    return scattered(x, values, indices)
+def draw_vec(d):
+    """Dimensions and indices of a vector of any length; an empty one puts every index out of range."""
+    n, k = d.dim(), d.dim()
+    return {"n": n, "k": k, "indices": lambda n, k: d.indices(k, n, outside=True)}
 
 
-@scatter_add.vjp("indices, g -> gx, gvalues",
-    bound=moved(), via=lambda k, /, indices, g, n, **_: (k.share(g), k.gather_vec(g, indices, n=n)))  # fmt: skip
-def scatter_add_vjp(indices, g):
-    """gx = g (shared storage), gvalues[j] = g[indices[j]], 0 where the index was out of range."""
-    return g, gathered(g, indices)
+@synonym(gather_rows, "vec[n], indices: u32[k] -> out[k]", "mat=vec, rows=n, cols=1", draw=draw_vec)
+def gather_vec():
+    """Elements of a vector picked by host indices."""
 
 
 @op("mat[rows, cols], values[k, cols], indices: u32[k] -> out[rows, cols]",
@@ -194,6 +156,12 @@ def scatter_add_rows(mat, values, indices):
 def scatter_add_rows_vjp(indices, g):
     """gmat = g (shared storage), gvalues[j] = g[indices[j]], zeros where the index was out of range."""
     return g, gathered(g, indices)
+
+
+@synonym(scatter_add_rows, "x[n], values[k], indices: u32[k] -> out[n]", "mat=x, rows=n, cols=1", draw=draw_vec,
+    example={"indices": [2, 2]})  # fmt: skip
+def scatter_add():
+    """A copy of a vector with values added at host indices."""
 
 
 def spread(indices, outer, inner):

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from tlspec.bounds import TINY, U, custom, exact, factor, spacing, tree
-from tlspec.classes import WINDOWS, Classes, Lengths, derived, on_two_axes, renamed
+from tlspec.classes import WINDOWS, Classes, Lengths
 from tlspec.laws import adjoint, equation, homogeneous, linear
-from tlspec.ops.conv import AXES, flatten_axes
+from tlspec.ops.conv import flatten_axes
 from tlspec.ops.reduce import maximum
 from tlspec.registry import check, op
 from tlspec.shapes import pool_out
+from tlspec.synonyms import synonym
 
 
 def _windows(x, kernel, stride, padding, fill):
@@ -97,26 +98,6 @@ def _smooth_draw(d, rank=None):
     return {**_draw(d, rank), "beta": beta}
 
 
-def axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-    return {"kernel": [kernel_h, kernel_w], "stride": [stride_h, stride_w], "padding": [padding_h, padding_w]}
-
-
-def _axes(values):
-    """The kernel, stride and padding of a 2-D call as lists."""
-    return [[values[f"{n}_h"], values[f"{n}_w"]] for n in ("kernel", "stride", "padding")]
-
-
-def _same_as(name):
-    """The law that ties a 2-D row to the N-D one."""
-
-    def state(f):
-        values = f.case.values
-        lists = {n: [values[f"{axis}_h"], values[f"{axis}_w"]] for axis, n in AXES.items()}
-        yield f().array, f(f.inputs, values={**values, **lists}, op=name).array
-
-    return equation(f"{name}2d = {name}", state)
-
-
 _CHECKS = [
     *(check(n, f"rank({n}) == rank(spatial)", "SHAPE", say="one entry per spatial axis")
       for n in ("kernel", "stride", "padding")),
@@ -146,7 +127,6 @@ def _width(spatial, kernel, stride, padding):
 
 
 LENGTHS: Lengths = {"width": _width}
-_LENGTHS_2D: Lengths = {"width": renamed(_width, on_two_axes)}
 CLASSES: Classes = {
     **WINDOWS,
     "many channels of short rows": lambda channels, spatial, kernel, stride, padding: channels > 3
@@ -160,10 +140,6 @@ CLASSES: Classes = {
 }  # fmt: skip
 
 
-def _work_2d(channels, in_h, in_w, **v):
-    return _work(channels, [in_h, in_w], *_axes(v))
-
-
 _TEXT = (
     "x[channels, *spatial]; kernel: dims, stride: dims, padding: dims{}"
     " -> out[channels, *pool_out(spatial, kernel, stride, padding)]"
@@ -171,6 +147,10 @@ _TEXT = (
 _TEXT_2D = (
     "x[channels, in_h, in_w]; kernel_h: u32, kernel_w: u32, stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32{}"
     " -> out[channels, pool_size(in_h, kernel_h, stride_h, padding_h), pool_size(in_w, kernel_w, stride_w, padding_w)]"
+)
+
+_LISTS = (
+    "spatial=[in_h, in_w], kernel=[kernel_h, kernel_w], stride=[stride_h, stride_w], padding=[padding_h, padding_w]"
 )
 
 
@@ -212,25 +192,9 @@ def max_pool_vjp(x, g, kernel, stride, padding):
     return _gather(cells, np.where(nan, np.nan, g[..., None]), x.shape[0], x.shape[1:])
 
 
-@op(_TEXT_2D.format(""),
-    classes=derived(CLASSES, on_two_axes), lengths=_LENGTHS_2D, work=_work_2d, bound=exact(), checks=_CHECKS_2D, draw=lambda d: flatten_axes(_draw(d, 2)),
-    laws=[homogeneous("x"), _same_as("max_pool")], source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
-def max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-    """Maximum over 2-D windows: max_pool with two spatial axes.
-
-    out[c, i, j] = max of x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b] over the (a, b) that hit a cell
-
-    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
-    Special values: as max_pool.
-    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride."""
-    return max_pool.reference(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
-
-
-@max_pool2d.vjp("x, g -> gx",
-    bound=tree(lambda **v: _cover(*_axes(v)[:2]) - 1, lambda x, g, **v: _max_vjp_size(x, g, *_axes(v))))  # fmt: skip
-def max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-    """As max_pool_bwd."""
-    return max_pool_vjp(x, g, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
+@synonym(max_pool, _TEXT_2D.format(""), _LISTS, checks=_CHECKS_2D, draw=lambda d: flatten_axes(_draw(d, 2)))  # fmt: skip
+def max_pool2d():
+    """Maximum over 2-D windows: max_pool with two spatial axes."""
 
 
 @op(_TEXT.format(""),
@@ -264,32 +228,9 @@ def _shares_of_windows(g, channels, spatial, kernel, stride, padding):
     return _gather(cells, shares, channels, spatial)
 
 
-@op(_TEXT_2D.format(""),
-    classes=derived(CLASSES, on_two_axes), lengths=_LENGTHS_2D, work=_work_2d, bound=tree(lambda in_h, in_w, kernel_h, kernel_w: min(in_h, kernel_h) * min(in_w, kernel_w)), checks=_CHECKS_2D,
-    draw=lambda d: flatten_axes(_draw(d, 2)), laws=[linear("x"), adjoint("x"), homogeneous("x"), _same_as("avg_pool")],
-    source="native/src/formula/count.h")  # fmt: skip
-def avg_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-    """Average over 2-D windows: avg_pool with two spatial axes; padded cells count in the divisor.
-
-    out[c, i, j] = (Σ_{a,b} x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b]) / (kernel_h·kernel_w)
-
-    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
-    Special values: as avg_pool.
-    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride."""
-    return avg_pool.reference(x, **axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w))
-
-
-@avg_pool2d.vjp("g -> gx", bound=tree(lambda **v: _cover(*_axes(v)[:2])))
-def avg_pool2d_vjp(g, channels, in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w):
-    """As avg_pool_bwd."""
-    lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    return avg_pool_vjp(g, channels, [in_h, in_w], **lists)
-
-
-@avg_pool2d.formula("vjp")
-def _shares_of_windows_2d(g, channels, in_h, in_w, **axes):
-    """As for avg_pool."""
-    return _shares_of_windows(g, channels, [in_h, in_w], **axes_as_lists(**axes))
+@synonym(avg_pool, _TEXT_2D.format(""), _LISTS, checks=_CHECKS_2D, draw=lambda d: flatten_axes(_draw(d, 2)))  # fmt: skip
+def avg_pool2d():
+    """Average over 2-D windows: avg_pool with two spatial axes; padded cells count in the divisor."""
 
 
 def _softmax(x, beta, kernel, stride, padding):
@@ -378,30 +319,7 @@ def smooth_max_pool_vjp(x, g, kernel, stride, padding, beta):
     return _gather(cells, e * (g / total)[..., None], x.shape[0], x.shape[1:])
 
 
-@op(_TEXT_2D.format(", beta: float"),
-    classes=derived(CLASSES, on_two_axes), lengths=_LENGTHS_2D, work=_work_2d, bound=custom(lambda x, beta, **v: _smooth_bound(x, beta, *_axes(v)), "ln of the window's sum"),
-    checks=[*_CHECKS_2D, *_BETA], draw=lambda d: flatten_axes(_smooth_draw(d, 2)), laws=[_same_as("smooth_max_pool")],
-    source="native/src/formula/explog.h",
-    arguments={"beta": "sharpness; below 0 for a smooth minimum"},
-    example={"beta": 2.0})  # fmt: skip
-def smooth_max_pool2d(x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
-    """Smooth maximum over 2-D windows: smooth_max_pool with two spatial axes.
-
-    out[c, i, j] = p + ln(Σ_{a,b} e^(β(v_ab - p)))/β with v_ab = x[c, i·stride_h - padding_h + a, j·stride_w - padding_w + b],
-    0 where padded, and p the extreme of the v_ab
-
-    Shapes: x (channels, in_h, in_w), out (channels, out_h, out_w), out = ⌊(in + 2·padding - kernel)/stride⌋ + 1.
-    Special values: as smooth_max_pool.
-    Errors: SHAPE for a window that does not fit; ARGUMENT for a zero kernel or stride, or β zero or not finite as a
-    float32."""
-    lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    return smooth_max_pool.reference(x, beta=beta, **lists)
-
-
-@smooth_max_pool2d.vjp("x, g -> gx",
-    bound=custom(lambda x, g, beta, **v: _smooth_vjp_bound(x, g, beta, *_axes(v)), "softmax weights",
-                 peak=lambda x, g, beta, **v: _smooth_vjp_peak(x, g, beta, *_axes(v))))  # fmt: skip
-def smooth_max_pool2d_vjp(x, g, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, beta):
-    """As smooth_max_pool_bwd."""
-    lists = axes_as_lists(kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w)
-    return smooth_max_pool_vjp(x, g, beta=beta, **lists)
+@synonym(smooth_max_pool, _TEXT_2D.format(", beta: float"), _LISTS, checks=[*_CHECKS_2D, *_BETA], draw=lambda d: flatten_axes(_smooth_draw(d, 2)),
+    meanings={"beta": "sharpness; below 0 for a smooth minimum"}, example={"beta": 2.0})  # fmt: skip
+def smooth_max_pool2d():
+    """Smooth maximum over 2-D windows: smooth_max_pool with two spatial axes."""

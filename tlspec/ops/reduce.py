@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tlspec.bounds import COLUMN_CHUNK, axis_height, exact, tree, tree_height, ulp
+from tlspec.bounds import COLUMN_CHUNK, axis_height, exact, tree, ulp
 from tlspec.classes import Classes, Lengths
 from tlspec.laws import adjoint, equation, homogeneous, linear
 from tlspec.registry import check, op
 from tlspec.shapes import drop, keep
+from tlspec.synonyms import synonym
 
 _AXIS = check("axis", "axis < rank(dims)", say="axis < rank(dims)")
 
@@ -28,78 +29,20 @@ def _insert_map(dims: Sequence[int], axis: int) -> list[int]:
     return [0 if i == axis else i + (i < axis) for i in range(len(dims))]
 
 
-ROWS: Classes = {"many short rows": lambda rows, cols: rows > 64 > cols > 0}
-COLUMNS: Classes = {"chunks of chunks": lambda rows, cols: cols > 0 and rows > COLUMN_CHUNK**2}
 AXIS: Classes = {
     "the last axis": lambda dims, axis: axis == len(dims) - 1 and len(dims) > 1,
     "the first axis": lambda dims, axis: axis == 0 and len(dims) > 1,
     "an axis between others": lambda dims, axis: 0 < axis < len(dims) - 1,
 }
-AXIS_LENGTHS: Lengths = {"of the axis": lambda dims, axis: dims[axis]}
-
-
-@op("x[n] -> out[1]",
-    bound=tree(lambda n: tree_height(n)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    source="native/src/formula/sum_tree.h")  # fmt: skip
-def reduce_sum(x):
-    """Sum over all elements.
-
-    out[0] = Σ_i x[i], by the row tree: the order of additions depends on n alone.
-
-    Shapes: x (n), out (1).
-    Special values: IEEE 754 (inf + -inf is NaN). A sum over nothing is 0; a sum is never -0."""
-    return x.sum(keepdims=True)
-
-
-@reduce_sum.vjp("g -> gx",
-    bound=exact(), via=lambda k, g, n: k.broadcast_to(g, in_dims=[1], out_dims=[n], axis_map=[1]))  # fmt: skip
-def reduce_sum_vjp(g, n):
-    """gx[i] = g[0]."""
-    return np.broadcast_to(g, (n,))
-
-
-@op("x[rows, cols] -> out[cols]",
-    classes=COLUMNS, bound=tree(lambda rows, cols: axis_height(rows, cols)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    source="native/src/formula/sum_tree.h")  # fmt: skip
-def reduce_sum_axis0(x):
-    """Sum down the rows of a matrix, one for each column.
-
-    out[j] = Σ_i x[i, j], by the column tree (by the row tree where cols = 1).
-
-    Shapes: x (rows, cols), out (cols).
-    Special values: IEEE 754. With rows = 0 every sum is 0; a sum is never -0."""
-    return x.sum(axis=0)
-
-
-@reduce_sum_axis0.vjp("g -> gx",
-    bound=exact(), via=lambda k, g, rows, cols: k.broadcast_vec_to_rows(g, rows=rows, cols=cols))  # fmt: skip
-def reduce_sum_axis0_vjp(g, rows, cols):
-    """gx[i, j] = g[j]."""
-    return np.broadcast_to(g, (rows, cols))
-
-
-@op("x[rows, cols] -> out[rows]",
-    classes=ROWS, bound=tree(lambda cols: tree_height(cols)), laws=[linear("x"), adjoint("x"), homogeneous("x")],
-    source="native/src/formula/sum_tree.h")  # fmt: skip
-def reduce_sum_axis1(x):
-    """Sum across the columns of a matrix, one for each row.
-
-    out[i] = Σ_j x[i, j], by the row tree.
-
-    Shapes: x (rows, cols), out (rows).
-    Special values: IEEE 754. With cols = 0 every sum is 0; a sum is never -0."""
-    return x.sum(axis=1)
-
-
-@reduce_sum_axis1.vjp("g -> gx",
-    bound=exact(), via=lambda k, g, rows, cols: k.broadcast_vec_to_cols(g, rows=rows, cols=cols))  # fmt: skip
-def reduce_sum_axis1_vjp(g, rows, cols):
-    """gx[i, j] = g[i]."""
-    return np.broadcast_to(g[:, None], (rows, cols))
+AXIS_LENGTHS: Lengths = {
+    "of the axis": lambda dims, axis: dims[axis],
+    "inner": lambda dims, axis: math.prod(dims[axis + 1 :]),
+}
 
 
 @op("x[*dims]; axis: u32 -> out[*drop(dims, axis)]",
     classes=AXIS, lengths=AXIS_LENGTHS, bound=tree(_axis_height), checks=[_AXIS], laws=[linear("x"), adjoint("x"), homogeneous("x")],
+    paths=[{"dims": [COLUMN_CHUNK**2 + 1, 3], "axis": 0}, {"dims": [3001, 5], "axis": 1}],  # chunks of chunks, many short rows
     source="native/src/formula/sum_tree.h")  # fmt: skip
 def reduce_sum_axis(x, axis):
     """Sum along one axis, which is dropped.
@@ -118,6 +61,21 @@ def reduce_sum_axis(x, axis):
 def reduce_sum_axis_vjp(g, dims, axis):
     """gx[..., k, ...] = g[..., ...]."""
     return np.broadcast_to(np.expand_dims(g, axis), dims)
+
+
+@synonym(reduce_sum_axis, "x[n] -> out[1]", "dims=[n], axis=0")
+def reduce_sum():
+    """Sum over all elements."""
+
+
+@synonym(reduce_sum_axis, "x[rows, cols] -> out[cols]", "dims=[rows, cols], axis=0")
+def reduce_sum_axis0():
+    """Sum down the rows of a matrix, one for each column."""
+
+
+@synonym(reduce_sum_axis, "x[rows, cols] -> out[rows]", "dims=[rows, cols], axis=1")
+def reduce_sum_axis1():
+    """Sum across the columns of a matrix, one for each row."""
 
 
 @op("x[*dims]; axis: u32 -> out[*drop(dims, axis)]",
@@ -156,50 +114,6 @@ def _shares(x, out, g, axis: int | tuple[int, ...]):
     wins = x == out
     share = g / np.maximum(wins.sum(axis=axis, keepdims=True), 1)
     return np.where(np.isnan(out), np.nan, np.where(wins, share, 0.0))
-
-
-@op("x[rows, cols] -> out[cols]",
-    classes=COLUMNS, bound=exact(), checks=[check("rows", "rows > 0", "SHAPE", say="rows > 0, since an empty axis has no maximum")],
-    laws=[homogeneous("x")], source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
-def reduce_max_axis0(x):
-    """Maximum down the rows of a matrix, one for each column.
-
-    out[j] = max_i x[i, j]
-
-    Shapes: x (rows, cols), out (cols).
-    Special values: a NaN in a column makes its maximum NaN; +0 is above -0.
-    Errors: SHAPE if rows = 0."""
-    return maximum(x, 0)
-
-
-@reduce_max_axis0.vjp("x, out, g -> gx", bound=exact())
-def reduce_max_axis0_vjp(x, out, g):
-    """gx[i, j] = g[j] / (number of winners of column j) where x[i, j] = out[j], else 0; one IEEE division.
-
-    Where out[j] is NaN the whole column is NaN. +0 and -0 win together."""
-    return _shares(x, out, g, 0)
-
-
-@op("x[rows, cols] -> out[rows]",
-    classes=ROWS, bound=exact(), checks=[check("cols", "cols > 0", "SHAPE", say="cols > 0, since an empty axis has no maximum")],
-    laws=[homogeneous("x")], source="IEEE 754-2019, 9.6 (maximum)")  # fmt: skip
-def reduce_max_axis1(x):
-    """Maximum across the columns of a matrix, one for each row.
-
-    out[i] = max_j x[i, j]
-
-    Shapes: x (rows, cols), out (rows).
-    Special values: a NaN in a row makes its maximum NaN; +0 is above -0.
-    Errors: SHAPE if cols = 0."""
-    return maximum(x, 1)
-
-
-@reduce_max_axis1.vjp("x, out, g -> gx", bound=exact())
-def reduce_max_axis1_vjp(x, out, g):
-    """gx[i, j] = g[i] / (number of winners of row i) where x[i, j] = out[i], else 0; one IEEE division.
-
-    Where out[i] is NaN the whole row is NaN. +0 and -0 win together."""
-    return _shares(x, out, g, 1)
 
 
 # ---- any set of axes -------------------------------------------------------------------------------------------------
@@ -275,6 +189,18 @@ def amax_vjp(x, out, g, dims, axes):
 
     Where the maximum is NaN all of its elements are NaN. +0 and -0 win together."""
     return _shares(x, out, g, axes_of(dims, axes))
+
+
+@synonym(amax, "x[rows, cols] -> out[cols]", "dims=[rows, cols], axes=1",
+    checks=[check("rows", "rows > 0", "SHAPE", say="rows > 0, since an empty axis has no maximum")])  # fmt: skip
+def reduce_max_axis0():
+    """Maximum down the rows of a matrix, one for each column."""
+
+
+@synonym(amax, "x[rows, cols] -> out[rows]", "dims=[rows, cols], axes=2",
+    checks=[check("cols", "cols > 0", "SHAPE", say="cols > 0, since an empty axis has no maximum")])  # fmt: skip
+def reduce_max_axis1():
+    """Maximum across the columns of a matrix, one for each row."""
 
 
 @op("x[*dims]; axes: u32 -> out[*keep(dims, axes)]",

@@ -6,14 +6,16 @@ Reshape, flatten and detach share storage with their source and need no kernel.
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from tlspec.bounds import axis_height, moved, tree, tree_height
+from tlspec.bounds import axis_height, moved, tree
 from tlspec.classes import Classes, Lengths, Near, derived
-from tlspec.laws import adjoint, inverse, involution, linear
+from tlspec.laws import adjoint, inverse, linear
 from tlspec.registry import check, op
-from tlspec.shapes import swap
+from tlspec.shapes import permuted
+from tlspec.synonyms import synonym
 
 PARTS: Classes = {
     "part from the start": lambda n, start, len: start == 0 < len < n,
@@ -22,18 +24,25 @@ PARTS: Classes = {
     "everything": lambda n, start, len: start == 0 < len == n,
     "nothing": lambda n, len: len == 0 < n,
 }
-VECTORS: Classes = {
-    "both": lambda n, m: n > 0 and m > 0,
-    "the first alone": lambda n, m: n > 0 == m,
-    "the second alone": lambda n, m: m > 0 == n,
+
+
+def _moves(test):
+    """A class of permutations of more than one number, given the sizes and numbers of axes as the result has them."""
+
+    def holds(dims, axes):
+        axes = [(dims[k], k) for k in axes if dims[k] > 1]
+        return math.prod(dims) > 0 and any(a[1] > b[1] for a, b in pairwise(axes)) and bool(test(axes))
+
+    return holds
+
+
+PERMUTATIONS: Classes = {
+    "nothing moved": lambda dims, axes: math.prod(dims) > 1 and (k := [k for k in axes if dims[k] > 1]) == sorted(k),
+    "the last axis kept": _moves(lambda axes: axes[-1][1] == max(k for _, k in axes)),
+    "the last axis moved": _moves(lambda axes: axes[-1][1] != max(k for _, k in axes)),
+    "two exchanges": _moves(lambda axes: len(axes) > 3 and sum(a[1] > b[1] for a, b in pairwise(axes)) > 1),
+    "both longer than 32, with a rest": _moves(lambda axes: len(axes) == 2 and all(n > 32 and n % 32 for n, _ in axes)),
 }
-SWAPS: Classes = {
-    "the first axes": lambda dims, depth: depth == 0 and len(dims) > 2 and math.prod(dims) > 1,
-    "the last axes": lambda dims, depth: 0 < depth == len(dims) - 2 and math.prod(dims) > 1,
-    "axes between others": lambda dims, depth: 0 < depth < len(dims) - 2 and math.prod(dims) > 1,
-    "both longer than 32, with a rest": lambda dims, depth: all(n > 32 and n % 32 for n in dims[depth : depth + 2]),
-}
-SWAPS_LENGTHS: Lengths = {"of a run": lambda dims, depth: math.prod(dims[depth + 2 :])}
 
 
 def _repeats(test):
@@ -59,25 +68,6 @@ BROADCASTS: Classes = {
         list(axis_map) == [1, 0] and len(in_dims) == 1 and out_dims[0] == out_dims[1] > 1),
     "no axis": lambda out_dims: len(out_dims) == 0,
 }  # fmt: skip
-
-
-@op("a[n], b[m] -> out[n + m]",
-    classes=VECTORS, bound=moved(), laws=[linear("a", "b"), adjoint("a", "b")], source="numpy.concatenate")  # fmt: skip
-def concat1d(a, b):
-    """Two vectors, one after the other.
-
-    out[i] = a[i] for i < n, b[i − n] from there on
-
-    Shapes: a (n), b (m), out (n + m). Either may be empty.
-    Errors: OVERFLOW where n + m reaches 2^32."""
-    return np.concatenate([a, b])
-
-
-@concat1d.vjp("g -> ga, gb",
-    via=lambda k, g, n, m: (k.slice1d(g, n=n + m, start=0, len=n), k.slice1d(g, n=n + m, start=n, len=m)))  # fmt: skip
-def concat1d_vjp(g, n):
-    """ga = g[:n], gb = g[n:]."""
-    return g[:n], g[n:]
 
 
 def _draw_slice(d):
@@ -275,45 +265,12 @@ def concat_rows_vjp(g, n):
     return g[:, :n], g[:, n:]
 
 
+@synonym(concat_rows, "a[n], b[m] -> out[n + m]", "rows=1")
+def concat1d():
+    """Two vectors, one after the other."""
+
+
 # ---- broadcasts -----------------------------------------------------------------------------------------------------
-
-
-@op("vec[cols] -> out[rows, cols]",
-    order="rows, cols", bound=moved(), laws=[linear("vec"), adjoint("vec")], source="numpy.broadcast_to")  # fmt: skip
-def broadcast_vec_to_rows(vec, rows, cols):
-    """A vector repeated as every row of a matrix.
-
-    out[i, j] = vec[j]
-
-    Shapes: vec (cols), out (rows, cols). rows = 0 gives an empty buffer."""
-    return np.broadcast_to(vec, (rows, cols))
-
-
-@broadcast_vec_to_rows.vjp("g -> gvec",
-    bound=tree(lambda rows, cols: axis_height(rows, cols)),
-    via=lambda k, g, rows, cols: k.reduce_sum_axis0(g, rows=rows, cols=cols))  # fmt: skip
-def broadcast_vec_to_rows_vjp(g):
-    """gvec[j] = Σ_i g[i, j]; zeros where there are no rows. The sum is reduce_sum_axis0's."""
-    return g.sum(axis=0)
-
-
-@op("vec[rows] -> out[rows, cols]",
-    order="rows, cols", bound=moved(), laws=[linear("vec"), adjoint("vec")], source="numpy.broadcast_to")  # fmt: skip
-def broadcast_vec_to_cols(vec, rows, cols):
-    """A vector repeated as every column of a matrix.
-
-    out[i, j] = vec[i]
-
-    Shapes: vec (rows), out (rows, cols). cols = 0 gives an empty buffer."""
-    return np.broadcast_to(vec[:, None], (rows, cols))
-
-
-@broadcast_vec_to_cols.vjp("g -> gvec",
-    bound=tree(lambda cols: tree_height(cols)),
-    via=lambda k, g, rows, cols: k.reduce_sum_axis1(g, rows=rows, cols=cols))  # fmt: skip
-def broadcast_vec_to_cols_vjp(g):
-    """gvec[i] = Σ_j g[i, j]; zeros where there are no columns. The sum is reduce_sum_axis1's."""
-    return g.sum(axis=1)
 
 
 def insert_axes(x, in_dims: Sequence[int], axis_map: Sequence[int]):
@@ -361,6 +318,11 @@ def sum_height(in_dims: Sequence[int], out_dims: Sequence[int], axis_map: Sequen
         return 0
     passes = sum_passes(in_dims, out_dims, axis_map)
     return sum(axis_height(length, inner) for _, length, inner in passes)
+
+
+def _summed(in_dims, out_dims, axis_map):
+    passes = sum_passes(in_dims, out_dims, axis_map)
+    return passes[0][1] if passes else 0
 
 
 def _draw_broadcast(d):
@@ -426,8 +388,20 @@ def broadcast_to_vjp(g, in_dims, out_dims, axis_map):
     return total.transpose(places).reshape(in_dims)
 
 
+@synonym(broadcast_to, "vec[cols] -> out[rows, cols]", "x=vec, in_dims=[cols], out_dims=[rows, cols], axis_map=[0, 1]",
+    order="rows, cols")  # fmt: skip
+def broadcast_vec_to_rows():
+    """A vector repeated as every row of a matrix."""
+
+
+@synonym(broadcast_to, "vec[rows] -> out[rows, cols]", "x=vec, in_dims=[rows], out_dims=[rows, cols], axis_map=[1, 0]",
+    order="rows, cols")  # fmt: skip
+def broadcast_vec_to_cols():
+    """A vector repeated as every column of a matrix."""
+
+
 @op("x[*out_dims]; axis_map: dims -> out[*in_dims]",
-    order="*in_dims, *out_dims", classes=BROADCASTS, bound=tree(sum_height, copies=True), checks=[_MAP_CHECK], draw=_draw_broadcast,
+    order="*in_dims, *out_dims", classes=BROADCASTS, lengths={"summed": _summed}, bound=tree(sum_height, copies=True), checks=[_MAP_CHECK], draw=_draw_broadcast,
     laws=[linear("x"), adjoint("x")], source="the adjoint of numpy.broadcast_to",
     example={"in_dims": (3,), "out_dims": (2, 3), "axis_map": (0, 1)})  # fmt: skip
 def reduce_from_broadcast(x, in_dims, out_dims, axis_map):
@@ -455,22 +429,43 @@ def reduce_from_broadcast_vjp(g, in_dims, out_dims, axis_map):
 # ---- permutations of axes -------------------------------------------------------------------------------------------
 
 
-@op("x[rows, cols] -> out[cols, rows]",
-    bound=moved(), laws=[involution(lambda rows, cols: {"rows": cols, "cols": rows}), adjoint("x")],
-    source="numpy.transpose")  # fmt: skip
-def transpose2d(x):
-    """The transpose of a matrix.
-
-    out[j, i] = x[i, j]
-
-    Shapes: x (rows, cols), out (cols, rows)."""
-    return x.T
+def _draw_permutation(d):
+    rank = d.choice([2, 3, 4, d.integer(0, 8)])
+    return {"dims": list(d.dims(rank)), "axes": [int(k) for k in d.rng.permutation(rank)]}
 
 
-@transpose2d.vjp("g -> gx", via=lambda k, g, rows, cols: k.transpose2d(g, rows=cols, cols=rows))
-def transpose2d_vjp(g):
-    """gx = gᵀ."""
-    return g.T
+PERMUTATION_LENGTHS: Lengths = {
+    "of a run": lambda dims, axes: math.prod(dims[k] for i, k in enumerate(axes) if [*axes[i:]] == [*range(i, len(axes))]),
+    "of the last axis": lambda dims: dims[-1] if dims else 0, "of the result's last axis": lambda dims, axes: dims[axes[-1]] if dims else 0,
+}  # fmt: skip
+
+
+@op("x[*dims]; axes: dims -> out[*permuted(dims, axes)]",
+    classes=PERMUTATIONS, lengths=PERMUTATION_LENGTHS, bound=moved(), checks=[check("axes", "is_permutation(dims, axes)", say="every axis of dims once")],
+    draw=_draw_permutation, laws=[linear("x"), adjoint("x")],
+    paths=[{"dims": [*dims, 1], "axes": [*range(n - 3), n - 2, n - 3, n - 1, n]} for dims in
+           ([2, 257, 10, 7], [3, 131, 13, 12], [1, 1501, 31, 1]) for n in [len(dims)]],  # CUDA's slabs
+    source="numpy.transpose", example={"axes": (1, 0)}, arguments={"axes": "the axis of x behind each axis of the result"})  # fmt: skip
+def permute(x, axes):
+    """An array with its axes in another order.
+
+    out[…, i_axes[k], …] = x[…], axis k of the result being axis axes[k] of x
+
+    Shapes: x (dims), at most 8 axes; out has the sizes dims[axes[k]].
+    Errors: ARGUMENT unless axes names every axis once."""
+    return x.transpose(axes)
+
+
+@permute.vjp("g -> gx", via=lambda k, g, dims, axes: k.permute(
+    g, dims=permuted(dims, axes), axes=sorted(range(len(axes)), key=lambda i: axes[i])))  # fmt: skip
+def permute_vjp(g, axes):
+    """gx = g with its axes in the order of x."""
+    return g.transpose(sorted(range(len(axes)), key=lambda i: axes[i]))
+
+
+@synonym(permute, "x[rows, cols] -> out[cols, rows]", "dims=[rows, cols], axes=[1, 0]")
+def transpose2d():
+    """The transpose of a matrix."""
 
 
 def _draw_swap(d):
@@ -478,81 +473,23 @@ def _draw_swap(d):
     return {"dims": list(d.dims(rank)), "depth": d.integer(0, rank - 2)}
 
 
-@op("x[*dims]; depth: u32 -> out[*swap(dims, depth)]",
-    classes=SWAPS, lengths=SWAPS_LENGTHS, bound=moved(), checks=[check("depth", "depth + 1 < rank(dims)", say="depth + 1 below the rank of dims")],
-    draw=_draw_swap, laws=[involution(lambda dims, depth: {"dims": swap(dims, depth)}), adjoint("x")],
-    paths=[{"dims": dims, "depth": len(dims) - 3} for dims in ([2, 257, 10, 7], [3, 131, 13, 12], [1501, 31, 1])],  # CUDA's slabs
-    source="numpy.swapaxes",
-    arguments={"depth": "the first of the two axes"})  # fmt: skip
-def swap_adjacent_at_depth(x, depth):
-    """An array with axes depth and depth + 1 exchanged.
-
-    out[…, j, i, …] = x[…, i, j, …]
-
-    Shapes: x (dims), at most 8 axes; out is dims with the two sizes exchanged.
-    Errors: ARGUMENT unless depth + 1 is an axis."""
-    return np.swapaxes(x, depth, depth + 1)
+@synonym(permute, "x[*dims]; depth: u32 -> out[*swap(dims, depth)]", "axes=swapped_axes(dims, depth)", draw=_draw_swap,
+    checks=[check("depth", "depth + 1 < rank(dims)", say="depth + 1 below the rank of dims")],
+    meanings={"depth": "the first of the two axes"})  # fmt: skip
+def swap_adjacent_at_depth():
+    """An array with axes depth and depth + 1 exchanged."""
 
 
-@swap_adjacent_at_depth.vjp("g -> gx",
-    via=lambda k, g, dims, depth: k.swap_adjacent_at_depth(g, dims=swap(dims, depth), depth=depth))  # fmt: skip
-def swap_adjacent_at_depth_vjp(g, depth):
-    """gx = g with the same two axes exchanged."""
-    return np.swapaxes(g, depth, depth + 1)
+@synonym(permute, "x[a, b, c] -> out[b, c, a]", "dims=[a, b, c], axes=[1, 2, 0]", example={"a": 1})
+def transpose3d_bca():
+    """The axes (a, b, c) reordered to (b, c, a)."""
 
 
-@op("x[a, b, c] -> out[b, c, a]",
-    bound=moved(), laws=[inverse("transpose3d_cab", lambda a, b, c: {"a": b, "b": c, "c": a}), adjoint("x")],
-    source="numpy.transpose",
-    example={"a": 1})  # fmt: skip
-def transpose3d_bca(x):
-    """The axes (a, b, c) reordered to (b, c, a).
-
-    out[j, k, i] = x[i, j, k]
-
-    Shapes: x (a, b, c), out (b, c, a)."""
-    return x.transpose(1, 2, 0)
+@synonym(permute, "x[a, b, c] -> out[c, a, b]", "dims=[a, b, c], axes=[2, 0, 1]", example={"a": 1})
+def transpose3d_cab():
+    """The axes (a, b, c) reordered to (c, a, b)."""
 
 
-@transpose3d_bca.vjp("g -> gx", via=lambda k, g, a, b, c: k.transpose3d_cab(g, a=b, b=c, c=a))
-def transpose3d_bca_vjp(g):
-    """gx[i, j, k] = g[j, k, i]."""
-    return g.transpose(2, 0, 1)
-
-
-@op("x[a, b, c] -> out[c, a, b]",
-    bound=moved(), laws=[inverse("transpose3d_bca", lambda a, b, c: {"a": c, "b": a, "c": b}), adjoint("x")],
-    source="numpy.transpose",
-    example={"a": 1})  # fmt: skip
-def transpose3d_cab(x):
-    """The axes (a, b, c) reordered to (c, a, b).
-
-    out[k, i, j] = x[i, j, k]
-
-    Shapes: x (a, b, c), out (c, a, b)."""
-    return x.transpose(2, 0, 1)
-
-
-@transpose3d_cab.vjp("g -> gx", via=lambda k, g, a, b, c: k.transpose3d_bca(g, a=c, b=a, c=b))
-def transpose3d_cab_vjp(g):
-    """gx[i, j, k] = g[k, i, j]."""
-    return g.transpose(1, 2, 0)
-
-
-@op("x[a, b, c] -> out[a, c, b]",
-    bound=moved(), laws=[involution(lambda b, c: {"b": c, "c": b}), adjoint("x")],
-    source="numpy.transpose",
-    example={"a": 1})  # fmt: skip
-def transpose3d_acb(x):
-    """A batch of matrices, each transposed: the axes (a, b, c) reordered to (a, c, b).
-
-    out[i, k, j] = x[i, j, k]
-
-    Shapes: x (a, b, c), out (a, c, b)."""
-    return x.transpose(0, 2, 1)
-
-
-@transpose3d_acb.vjp("g -> gx", via=lambda k, g, a, b, c: k.transpose3d_acb(g, a=a, b=c, c=b))
-def transpose3d_acb_vjp(g):
-    """gx[i, j, k] = g[i, k, j]."""
-    return g.transpose(0, 2, 1)
+@synonym(permute, "x[a, b, c] -> out[a, c, b]", "dims=[a, b, c], axes=[0, 2, 1]", example={"a": 1})
+def transpose3d_acb():
+    """A batch of matrices, each transposed: the axes (a, b, c) reordered to (a, c, b)."""

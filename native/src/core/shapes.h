@@ -46,6 +46,30 @@ static inline tl_dims tl_swap(const tl_dims *dims, uint64_t depth)
     return out;
 }
 
+static inline tl_dims tl_swapped_axes(const tl_dims *dims, uint64_t depth)
+{
+    tl_dims axes = {dims->rank, {0, 1, 2, 3, 4, 5, 6, 7}};
+    return tl_swap(&axes, depth);
+}
+
+static inline int tl_is_permutation(const tl_dims *dims, const tl_dims *axes)
+{
+    int named[TL_MAX_RANK] = {0};
+    if (axes->rank != dims->rank) return 0;
+    for (int32_t k = 0; k < axes->rank; k++)
+        if (axes->d[k] >= dims->rank || named[axes->d[k]]++) return 0;
+    return 1;
+}
+
+static inline tl_dims tl_permuted(const tl_dims *dims, const tl_dims *axes)
+{
+    tl_dims out = *dims;
+    if (tl_is_permutation(dims, axes))
+        for (int32_t k = 0; k < axes->rank; k++)
+            out.d[k] = dims->d[axes->d[k]];
+    return out;
+}
+
 static inline int tl_axis_map_ok(const tl_dims *in, const tl_dims *out, const tl_dims *map)
 {
     int read[TL_MAX_RANK] = {0};

@@ -62,12 +62,6 @@ static int32_t gather(const float *table, const uint32_t *indices, int64_t rows,
     return TORCHLEAN_OK;
 }
 
-int32_t tl_cpu_gather_vec(TL_UNUSED tl_context *ctx, const float *vec, const uint32_t *indices, int64_t n, int64_t k,
-                          float *out)
-{
-    return gather(vec, indices, n, 1, k, out);
-}
-
 int32_t tl_cpu_gather_rows(TL_UNUSED tl_context *ctx, const float *mat, const uint32_t *indices, int64_t rows,
                            int64_t cols, int64_t k, float *out)
 {
@@ -442,22 +436,10 @@ static int32_t scatter(tl_context *ctx, const float *base, const float *values, 
     return status;
 }
 
-int32_t tl_cpu_gather_vec_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t n, int64_t k,
-                              float *gvec)
-{
-    return scatter(ctx, NULL, g, indices, gvec, 1, n, 1, 1, k, 1);
-}
-
 int32_t tl_cpu_gather_rows_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t rows, int64_t cols,
                                int64_t k, float *gmat)
 {
     return scatter(ctx, NULL, g, indices, gmat, 1, rows, cols, 1, k, 1);
-}
-
-int32_t tl_cpu_scatter_add(tl_context *ctx, const float *x, const float *values, const uint32_t *indices, int64_t n,
-                           int64_t k, float *out)
-{
-    return scatter(ctx, x, values, indices, out, 1, n, 1, 1, k, 1);
 }
 
 int32_t tl_cpu_scatter_add_rows(tl_context *ctx, const float *mat, const float *values, const uint32_t *indices,

@@ -277,21 +277,6 @@ static int32_t sum_axis(tl_context *ctx, const float *x, axis_view v, int64_t co
                         : tl_column_sums(ctx, x, v.outer, v.length, v.inner, count, out);
 }
 
-int32_t tl_cpu_reduce_sum(tl_context *ctx, const float *x, int64_t n, float *out)
-{
-    return tl_row_sums(ctx, x, 1, n, 0, out);
-}
-
-int32_t tl_cpu_reduce_sum_axis0(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
-{
-    return sum_axis(ctx, x, (axis_view){1, rows, cols}, 0, out);
-}
-
-int32_t tl_cpu_reduce_sum_axis1(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
-{
-    return tl_row_sums(ctx, x, rows, cols, 0, out);
-}
-
 int32_t tl_cpu_reduce_sum_axis(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axis, float *out)
 {
     return sum_axis(ctx, x, view_axis(dims, axis), 0, out);
@@ -304,16 +289,6 @@ int32_t tl_cpu_reduce_mean(tl_context *ctx, const float *x, const tl_dims *dims,
     for (int64_t i = 0; i < v.outer * v.inner; i++)
         out[i] = TL_NAN;
     return TORCHLEAN_OK;
-}
-
-int32_t tl_cpu_reduce_max_axis0(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
-{
-    return tl_extremes(ctx, x, 1, rows, cols, 0, out);
-}
-
-int32_t tl_cpu_reduce_max_axis1(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
-{
-    return tl_extremes(ctx, x, rows, cols, 1, 0, out);
 }
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* How reductions on the CPU are cut (reduce.c, reduce_max.c): units of rows, or of columns, several to a task if they are small. */
+/* How reductions on the CPU are cut (reduce.c, reduce_axes.c): units of rows, or of columns, several to a task if they are small. */
 #pragma once
 
 #include "core/threads.h"

@@ -1,8 +1,9 @@
-/* Concatenation, slices and permutations of axes on the CPU.
+/* Permutations of axes on the CPU.
  *
- * Every permutation here exchanges two neighbouring groups of axes: an array (outer, rows, cols, inner) becomes (outer, cols,
- * rows, inner). The work is cut into panels of at most BAND rows by PANEL elements of a row (whole matrices where they are
- * small), a function of the shape alone; a panel touches few enough pages for the TLB and few enough lines for the L2 cache.
+ * A permutation is a few exchanges of two neighbouring groups of axes, most often one: an array (outer, rows, cols, inner)
+ * becomes (outer, cols, rows, inner). The work is cut into panels of at most BAND rows by PANEL elements of a row (whole
+ * matrices where they are small), a function of the shape alone; a panel touches few enough pages for the TLB and few enough
+ * lines for the L2 cache.
  *
  * Inside a panel with inner = 1, blocks are transposed in registers (blocks.h); a last band too thin for one is joined to the one
  * before it. */
@@ -10,66 +11,16 @@
 
 #include "core/threads.h"
 #include "cpu/blocks.h"
+#include "cpu/shape.h"
 #include "cpu/spans.h"
 #include "cpu/stream.h"
-#include "generated/shape.h"
 
 enum {
     BAND = 32,       /* rows of a panel */
     PANEL = 1024,    /* elements of a panel's rows */
-    TASK = 65536,    /* elements of a task of matrices that are smaller; the most of a task that only copies */
+    TASK = 65536,    /* elements of a task of matrices that are smaller, and of one that only copies */
     LONG_RUN = 8192, /* runs (inner) from this length on are cut by length rather than by rows and columns */
 };
-
-/* ---- copies: concatenation, slices ------------------------------------------------------------------------------- */
-
-/* out = `zeros` zeros, then n elements of x, then zeros up to `total`. */
-typedef struct window {
-    const float *x;
-    float *out;
-    int64_t zeros, n, total, span; /* span: elements of a task */
-} window;
-
-static void window_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const window *w = arg;
-    const int64_t first = task * w->span, last = tl_imin(first + w->span, w->total);
-    const int64_t from = tl_imin(last, first > w->zeros ? first : w->zeros);
-    const int64_t end = w->zeros + w->n, to = from > tl_imin(last, end) ? from : tl_imin(last, end);
-    if (from > first) memset(w->out + first, 0, (size_t)(from - first) * sizeof(float));
-    if (to > from && w->n >= TL_STREAM_FROM) {
-        tl_stream_copy(w->out + from, w->x + (from - w->zeros), to - from);
-        tl_stream_end();
-    } else if (to > from) {
-        memcpy(w->out + from, w->x + (from - w->zeros), (size_t)(to - from) * sizeof(float));
-    }
-    if (last > to) memset(w->out + to, 0, (size_t)(last - to) * sizeof(float));
-}
-
-static int32_t copy_window(const float *x, int64_t zeros, int64_t n, int64_t total, float *out)
-{
-    window w = {x, out, zeros, n, total, tl_even_span(total, TASK)};
-    tl_parallel(tl_ceil_div(total, w.span), window_task, &w);
-    return TORCHLEAN_OK;
-}
-
-int32_t tl_cpu_concat1d(TL_UNUSED tl_context *ctx, const float *a, const float *b, int64_t n, int64_t m, float *out)
-{
-    if (n > 0) copy_window(a, 0, n, n, out);
-    if (m > 0) copy_window(b, 0, m, m, out + n);
-    return TORCHLEAN_OK;
-}
-
-int32_t tl_cpu_slice1d(TL_UNUSED tl_context *ctx, const float *x, TL_UNUSED int64_t n, int64_t start, int64_t len,
-                       float *out)
-{
-    return copy_window(x + start, 0, len, len, out);
-}
-
-int32_t tl_cpu_slice1d_bwd(TL_UNUSED tl_context *ctx, const float *g, int64_t n, int64_t start, int64_t len, float *gx)
-{
-    return copy_window(g, start, len, n, gx);
-}
 
 /* ---- blocks of width by width elements in registers -------------------------------------------------------------- */
 
@@ -216,14 +167,13 @@ static void long_run_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     memcpy(e->y + run * e->inner + from, x + from, (size_t)tl_imin(TASK, e->inner - from) * sizeof(float));
 }
 
-static int32_t exchange_axes(const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t inner, float *y)
+static void exchange_axes(const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t inner, float *y)
 {
     const int64_t matrix = rows * cols * inner;
-    if (rows == 1 || cols == 1) return copy_window(x, 0, outer * matrix, outer * matrix, y);
     exchange e = {.x = x, .y = y, .outer = outer, .rows = rows, .cols = cols, .inner = inner, .together = 1};
     if (inner >= LONG_RUN) {
         tl_parallel(outer * rows * cols * (tl_ceil_div(inner, TASK)), long_run_task, &e);
-        return TORCHLEAN_OK;
+        return;
     }
     /* The last panel of each direction takes the remainder too, so none is thinner than a block. */
     e.band = BAND;
@@ -238,36 +188,37 @@ static int32_t exchange_axes(const float *x, int64_t outer, int64_t rows, int64_
     e.stream = inner == 1 && rows % TL_LINE == 0 && cols >= TL_BLOCK && outer * matrix >= TL_STREAM_FROM &&
                (uintptr_t)y % (TL_LINE * sizeof(float)) == 0;
     tl_parallel((outer + e.together - 1) / e.together * e.bands * e.panels, exchange_task, &e);
-    return TORCHLEAN_OK;
 }
 
-int32_t tl_cpu_transpose2d(TL_UNUSED tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
+int32_t tl_order_axes(tl_context *ctx, tl_axis_order order, const float *x, float *out)
 {
-    return exchange_axes(x, 1, rows, cols, 1, out);
+    const int64_t n = tl_sizes_product(order.size, order.count);
+    int64_t size[4]; /* of an exchange: outer, rows, cols, inner */
+    void *scratch[2] = {NULL};
+    int32_t status = TORCHLEAN_OK;
+    if (n == 0) return status;
+    if (tl_is_ordered(&order)) { /* one run */
+        exchange e = {.x = x, .y = out, .outer = 1, .rows = 1, .cols = 1, .inner = n};
+        tl_parallel(tl_ceil_div(n, TASK), long_run_task, &e);
+    }
+    for (int32_t i = 0; !status && tl_next_move(&order, size); i ^= 1) {
+        void *to = out;
+        if (!tl_is_ordered(&order)) {
+            if (!scratch[i]) status = tl_pool_alloc(ctx, (size_t)n * sizeof(float), &scratch[i]);
+            to = scratch[i];
+        }
+        if (!status) exchange_axes(x, size[0], size[1], size[2], size[3], to);
+        x = to;
+    }
+    tl_pool_free(ctx, scratch[0]);
+    tl_pool_free(ctx, scratch[1]);
+    return status;
 }
 
-int32_t tl_cpu_swap_adjacent_at_depth(TL_UNUSED tl_context *ctx, const float *x, const tl_dims *dims, int64_t depth,
-                                      float *out)
+int32_t tl_cpu_permute(tl_context *ctx, const float *x, const tl_dims *dims, const tl_dims *axes, float *out)
 {
-    int64_t outer = 1, inner = 1;
-    for (int32_t i = 0; i < depth; i++)
-        outer *= dims->d[i];
-    for (int32_t i = (int32_t)depth + 2; i < dims->rank; i++)
-        inner *= dims->d[i];
-    return exchange_axes(x, outer, dims->d[depth], dims->d[depth + 1], inner, out);
-}
-
-int32_t tl_cpu_transpose3d_bca(TL_UNUSED tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
-{
-    return exchange_axes(x, 1, a, b * c, 1, out);
-}
-
-int32_t tl_cpu_transpose3d_cab(TL_UNUSED tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
-{
-    return exchange_axes(x, 1, a * b, c, 1, out);
-}
-
-int32_t tl_cpu_transpose3d_acb(TL_UNUSED tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
-{
-    return exchange_axes(x, a, b, c, 1, out);
+    int64_t map[TL_MAX_RANK];
+    for (int32_t k = 0; k < axes->rank; k++)
+        map[k] = axes->d[k] + 1;
+    return tl_order_axes(ctx, tl_order_of_output(dims->d, dims->rank, map, axes->rank), x, out);
 }

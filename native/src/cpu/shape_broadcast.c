@@ -6,11 +6,10 @@
 #include <string.h>
 
 #include "core/threads.h"
+#include "cpu/shape.h"
 #include "cpu/spans.h"
 #include "cpu/stream.h"
 #include "cpu/sum_tree.h"
-#include "formula/broadcast_axes.h"
-#include "generated/shape.h"
 
 enum {
     TASK = 1 << 15, /* the most elements of a task */
@@ -168,41 +167,20 @@ static int32_t run_broadcast(const float *x, tl_broadcast_axes axes, float *out)
     return TORCHLEAN_OK;
 }
 
-int32_t tl_cpu_broadcast_vec_to_rows(TL_UNUSED tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
-                                     float *out)
-{
-    return run_broadcast(vec, (tl_broadcast_axes){2, {rows, cols}, {1, 0}}, out);
-}
-
-int32_t tl_cpu_broadcast_vec_to_cols(TL_UNUSED tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
-                                     float *out)
-{
-    return run_broadcast(vec, (tl_broadcast_axes){2, {rows, cols}, {0, 1}}, out);
-}
-
-/* *x with its axes in order: as it is, or copied to one of two blocks of scratch, which take turns. */
-static int32_t order_axes(tl_context *ctx, tl_axis_order order, const float **x, void **scratch)
-{
-    const size_t bytes = (size_t)tl_sizes_product(order.size, order.count) * sizeof(float);
-    tl_dims move = {4, {0}};
-    int32_t status = TORCHLEAN_OK;
-    for (int32_t i = 0; !status && tl_next_move(&order, move.d); i ^= 1) {
-        if (!scratch[i]) status = tl_pool_alloc(ctx, bytes, &scratch[i]);
-        if (!status) status = tl_cpu_swap_adjacent_at_depth(ctx, *x, &move, 1, scratch[i]);
-        *x = scratch[i];
-    }
-    return status;
-}
-
 int32_t tl_cpu_broadcast_to(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
                             const tl_dims *axis_map, float *out)
 {
-    void *scratch[2] = {NULL};
-    int32_t status =
-        order_axes(ctx, tl_order_of_output(in_dims->d, in_dims->rank, axis_map->d, out_dims->rank), &x, scratch);
+    const tl_axis_order order = tl_order_of_output(in_dims->d, in_dims->rank, axis_map->d, out_dims->rank);
+    const size_t bytes = (size_t)tl_sizes_product(order.size, order.count) * sizeof(float);
+    void *ordered = NULL;
+    int32_t status = TORCHLEAN_OK;
+    if (!tl_is_ordered(&order)) {
+        status = tl_pool_alloc(ctx, bytes, &ordered);
+        if (!status) status = tl_order_axes(ctx, order, x, ordered);
+        x = ordered;
+    }
     if (!status) status = run_broadcast(x, tl_merge_axes(in_dims->d, out_dims->d, axis_map->d, out_dims->rank), out);
-    tl_pool_free(ctx, scratch[0]);
-    tl_pool_free(ctx, scratch[1]);
+    tl_pool_free(ctx, ordered);
     return status;
 }
 
@@ -248,13 +226,10 @@ int32_t tl_cpu_reduce_from_broadcast(tl_context *ctx, const float *x, const tl_d
     const tl_axis_order order = tl_order_of_input(in_dims->d, axis_map->d, out_dims->rank);
     const int64_t n = tl_sizes_product(in_dims->d, in_dims->rank);
     if (tl_is_ordered(&order)) return sum_repeated(ctx, x, axes, n, out);
-    void *scratch[3] = {NULL};
-    int32_t status = tl_pool_alloc(ctx, (size_t)n * sizeof(float), &scratch[2]);
-    if (!status) status = sum_repeated(ctx, x, axes, n, scratch[2]);
-    x = scratch[2];
-    if (!status) status = order_axes(ctx, order, &x, scratch);
-    if (!status) status = run_broadcast(x, (tl_broadcast_axes){1, {n}, {0}}, out);
-    for (int32_t i = 0; i < 3; i++)
-        tl_pool_free(ctx, scratch[i]);
+    void *sums = NULL;
+    int32_t status = tl_pool_alloc(ctx, (size_t)n * sizeof(float), &sums);
+    if (!status) status = sum_repeated(ctx, x, axes, n, sums);
+    if (!status) status = tl_order_axes(ctx, order, sums, out);
+    tl_pool_free(ctx, sums);
     return status;
 }

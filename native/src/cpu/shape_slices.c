@@ -282,6 +282,18 @@ int32_t tl_cpu_pad_axes(TL_UNUSED tl_context *ctx, const float *x, const tl_dims
     return TORCHLEAN_OK;
 }
 
+int32_t tl_cpu_slice1d(tl_context *ctx, const float *x, int64_t n, int64_t start, int64_t len, float *out)
+{
+    const tl_dims whole = {1, {n}}, part = {1, {len}}, starts = {1, {start}}, steps = {1, {1}};
+    return tl_cpu_slice_axes(ctx, x, &whole, &part, &starts, &steps, 0, out);
+}
+
+int32_t tl_cpu_slice1d_bwd(tl_context *ctx, const float *g, int64_t n, int64_t start, int64_t len, float *gx)
+{
+    const tl_dims whole = {1, {n}}, part = {1, {len}}, starts = {1, {start}}, steps = {1, {1}};
+    return tl_cpu_pad_axes(ctx, g, &part, &whole, &starts, &steps, 0, 0.0f, gx);
+}
+
 /* ---- concatenation ------------------------------------------------------------------------------------------------- */
 
 int32_t tl_cpu_concat_rows(TL_UNUSED tl_context *ctx, const float *a, const float *b, int64_t rows, int64_t n,

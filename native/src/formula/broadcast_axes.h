@@ -73,6 +73,21 @@ typedef struct tl_axis_order {
     int64_t size[TL_BROADCAST_RANK], key[TL_BROADCAST_RANK];
 } tl_axis_order;
 
+/* Neighbours that stay neighbours, as no key lies between theirs, become one axis. */
+static inline tl_axis_order tl_join_neighbours(tl_axis_order old)
+{
+    tl_axis_order order = {0, {0}, {0}};
+    for (int32_t i = 0; i < old.count; i++) {
+        int stay = i > 0 && old.key[i] > old.key[i - 1];
+        for (int32_t j = 0; stay && j < old.count; j++)
+            stay = old.key[j] <= old.key[i - 1] || old.key[j] >= old.key[i];
+        if (!stay) order.size[order.count++] = 1;
+        order.size[order.count - 1] *= old.size[i];
+        order.key[order.count - 1] = old.key[i];
+    }
+    return order;
+}
+
 /* The input's axes as the input has them, to be ordered as the output reads them. */
 static inline tl_axis_order tl_order_of_output(const int64_t *in, int32_t in_rank, const int64_t *map, int32_t rank)
 {
@@ -83,7 +98,7 @@ static inline tl_axis_order tl_order_of_output(const int64_t *in, int32_t in_ran
                 order.size[order.count] = in[i];
                 order.key[order.count++] = j;
             }
-    return order;
+    return tl_join_neighbours(order);
 }
 
 /* The same axes as the output reads them, to be ordered as the input has them. */
@@ -95,7 +110,7 @@ static inline tl_axis_order tl_order_of_input(const int64_t *in, const int64_t *
             order.size[order.count] = in[map[j] - 1];
             order.key[order.count++] = map[j];
         }
-    return order;
+    return tl_join_neighbours(order);
 }
 
 static inline int tl_is_ordered(const tl_axis_order *order)

@@ -254,33 +254,3 @@ int32_t tl_cpu_conv_transpose_grouped_bwd(tl_context *ctx, const float *x, const
     const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, dilation, padding_low);
     return gradients(ctx, &s, 1, batch, groups, in_channels, out_channels, x, w, g, gx, gw, gb);
 }
-
-/* The 2-D forms: the same with the dimensions one by one. */
-#define FLAT                                                                                             \
-    int64_t batch, int64_t in_channels, int64_t in_h, int64_t in_w, int64_t out_channels,                 \
-        int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w, int64_t padding_h, int64_t padding_w
-#define LISTS                                                                                            \
-    batch, in_channels, &(tl_dims){2, {in_h, in_w}}, out_channels, &(tl_dims){2, {kernel_h, kernel_w}},   \
-        &(tl_dims){2, {stride_h, stride_w}}, &(tl_dims){2, {padding_h, padding_w}}
-
-int32_t tl_cpu_conv2d(tl_context *ctx, const float *x, const float *w, const float *b, FLAT, float *out)
-{
-    return tl_cpu_conv(ctx, x, w, b, LISTS, out);
-}
-
-int32_t tl_cpu_conv2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, FLAT, float *gx, float *gw,
-                          float *gb)
-{
-    return tl_cpu_conv_bwd(ctx, x, w, g, LISTS, gx, gw, gb);
-}
-
-int32_t tl_cpu_conv_transpose2d(tl_context *ctx, const float *x, const float *w, const float *b, FLAT, float *out)
-{
-    return tl_cpu_conv_transpose(ctx, x, w, b, LISTS, out);
-}
-
-int32_t tl_cpu_conv_transpose2d_bwd(tl_context *ctx, const float *x, const float *w, const float *g, FLAT, float *gx,
-                                    float *gw, float *gb)
-{
-    return tl_cpu_conv_transpose_bwd(ctx, x, w, g, LISTS, gx, gw, gb);
-}

@@ -87,18 +87,6 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- the operations ---------------------------------------------------------------------------------------------- */
 
-extern "C" int32_t tl_cuda_gather_vec(tl_context *ctx, const float *vec, const uint32_t *indices, int64_t n, int64_t k,
-                                      float *out)
-{
-    return gather(ctx, "gather_vec", vec, indices, n, 1, k, out);
-}
-
-extern "C" int32_t tl_cuda_gather_vec_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t n,
-                                          int64_t k, float *gvec)
-{
-    return scatter_rows(ctx, "gather_vec_bwd", nullptr, g, indices, n, 1, k, gvec);
-}
-
 extern "C" int32_t tl_cuda_gather_rows(tl_context *ctx, const float *mat, const uint32_t *indices, int64_t rows,
                                        int64_t cols, int64_t k, float *out)
 {
@@ -109,12 +97,6 @@ extern "C" int32_t tl_cuda_gather_rows_bwd(tl_context *ctx, const uint32_t *indi
                                            int64_t cols, int64_t k, float *gmat)
 {
     return scatter_rows(ctx, "gather_rows_bwd", nullptr, g, indices, rows, cols, k, gmat);
-}
-
-extern "C" int32_t tl_cuda_scatter_add(tl_context *ctx, const float *x, const float *values, const uint32_t *indices,
-                                       int64_t n, int64_t k, float *out)
-{
-    return scatter_rows(ctx, "scatter_add", x, values, indices, n, 1, k, out);
 }
 
 extern "C" int32_t tl_cuda_scatter_add_rows(tl_context *ctx, const float *mat, const float *values,

@@ -26,6 +26,13 @@ cublasStatus_t dgemm(cublasHandle_t blas, int64_t m, int64_t n, int64_t p, const
     return status == CUBLAS_STATUS_SUCCESS ? restored : status;
 }
 
+/* The bias as every row of the result. */
+int32_t write_bias(tl_context *ctx, const tl_matrix_product &x)
+{
+    const tl_dims row = {1, {x.p}}, result = {2, {x.batch * x.m, x.p}}, map = {2, {0, 1}};
+    return tl_cuda_broadcast_to(ctx, x.bias, &row, &result, &map, x.C);
+}
+
 int32_t multiply_cublas(tl_context *ctx, const tl_matrix_product &x)
 {
     int32_t status;
@@ -35,7 +42,7 @@ int32_t multiply_cublas(tl_context *ctx, const tl_matrix_product &x)
     const cublasOperation_t a = x.ta ? CUBLAS_OP_T : CUBLAS_OP_N, b = x.tb ? CUBLAS_OP_T : CUBLAS_OP_N;
     const tl_product_strides s = x.layout();
     if (x.bias) /* beta = 1 adds it in the rounding of the last step */
-        TL_TRY(tl_cuda_broadcast_vec_to_rows(ctx, x.bias, x.batch * x.m, x.p, x.C));
+        TL_TRY(write_bias(ctx, x));
     if (x.batch == 1)
         TL_CUBLAS_TRY(ctx, cublasSgemm_64(blas, b, a, x.p, x.m, x.n, &one, x.B, s.ldb, x.A, s.lda, &beta, x.C, x.p));
     else
@@ -60,7 +67,7 @@ int32_t multiply(tl_context *ctx, tl_matrix_product x)
     if (!x.strides && (x.n == 1 || x.p == 1)) x.tb = false;
     if (x.batch == 0 || x.m == 0 || x.p == 0) return TORCHLEAN_OK;
     if (x.n == 0) {
-        if (x.bias) return tl_cuda_broadcast_vec_to_rows(ctx, x.bias, x.batch * x.m, x.p, x.C);
+        if (x.bias) return write_bias(ctx, x);
         return tl_cuda_fill(tl_context_cuda(ctx), x.C, 0.0f, x.batch * x.m * x.p);
     }
     const bool reproducible = tl_is_reproducible(ctx);

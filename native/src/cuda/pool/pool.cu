@@ -278,21 +278,3 @@ int32_t tl_cuda_smooth_max_pool(tl_context *ctx, const float *x, ND, float beta,
 {
     return pool<TL_POOL_SMOOTH>(ctx, x, VIEW(beta), out);
 }
-
-int32_t tl_cuda_max_pool2d(tl_context *ctx, const float *x, FLAT, float *out)
-{
-    LISTS;
-    return tl_cuda_max_pool(ctx, x, channels, &spatial, &kernel, &stride, &padding, out);
-}
-
-int32_t tl_cuda_avg_pool2d(tl_context *ctx, const float *x, FLAT, float *out)
-{
-    LISTS;
-    return tl_cuda_avg_pool(ctx, x, channels, &spatial, &kernel, &stride, &padding, out);
-}
-
-int32_t tl_cuda_smooth_max_pool2d(tl_context *ctx, const float *x, FLAT, float beta, float *out)
-{
-    LISTS;
-    return tl_cuda_smooth_max_pool(ctx, x, channels, &spatial, &kernel, &stride, &padding, beta, out);
-}

@@ -49,12 +49,6 @@ static inline tl_pool_shape tl_pool_view(int64_t channels, const tl_dims *spatia
 #define ND \
     int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding
 #define VIEW(beta) tl_pool_view(channels, spatial, kernel, stride, padding, beta)
-#define FLAT                                                                                                  \
-    int64_t channels, int64_t in_h, int64_t in_w, int64_t kernel_h, int64_t kernel_w, int64_t stride_h,       \
-        int64_t stride_w, int64_t padding_h, int64_t padding_w
-#define LISTS                                                                                                 \
-    const tl_dims spatial = {2, {in_h, in_w}}, kernel = {2, {kernel_h, kernel_w}},                            \
-                  stride = {2, {stride_h, stride_w}}, padding = {2, {padding_h, padding_w}}
 
 /* ---- one window, read from wherever its cells lie --------------------------------------------------------------- */
 

@@ -333,21 +333,3 @@ int32_t tl_cuda_smooth_max_pool_bwd(tl_context *ctx, const float *x, const float
 {
     return gradient<TL_POOL_SMOOTH>(ctx, x, g, VIEW(beta), gx);
 }
-
-int32_t tl_cuda_max_pool2d_bwd(tl_context *ctx, const float *x, const float *g, FLAT, float *gx)
-{
-    LISTS;
-    return tl_cuda_max_pool_bwd(ctx, x, g, channels, &spatial, &kernel, &stride, &padding, gx);
-}
-
-int32_t tl_cuda_avg_pool2d_bwd(tl_context *ctx, const float *g, FLAT, float *gx)
-{
-    LISTS;
-    return tl_cuda_avg_pool_bwd(ctx, g, channels, &spatial, &kernel, &stride, &padding, gx);
-}
-
-int32_t tl_cuda_smooth_max_pool2d_bwd(tl_context *ctx, const float *x, const float *g, FLAT, float beta, float *gx)
-{
-    LISTS;
-    return tl_cuda_smooth_max_pool_bwd(ctx, x, g, channels, &spatial, &kernel, &stride, &padding, beta, gx);
-}

@@ -1,7 +1,7 @@
-/* Reductions on CUDA: sums, means and maxima along one axis or over everything, and their gradients.
+/* Sums and means along one axis on CUDA, and the gradient of a mean.
  *
- * The reductions themselves are in reduce/trees.cu. Sums' gradients are broadcasts (the shape family), a mean's is a broadcast of
- * quotients, and a maximum's is that of amax (reduce/axes.cu). */
+ * The reductions themselves are in reduce/trees.cu. The gradient of a sum is a broadcast (the shape family), that of a mean a
+ * broadcast of quotients. */
 #include "cuda/device/sum_tree.cuh"
 #include "generated/reduce.h"
 #include "generated/shape.h"
@@ -45,21 +45,6 @@ __global__ void __launch_bounds__(THREADS) quotients(const float *g, int64_t n, 
 
 /* ---- the operations ---------------------------------------------------------------------------------------------- */
 
-int32_t tl_cuda_reduce_sum(tl_context *ctx, const float *x, int64_t n, float *out)
-{
-    return tl_cuda_row_sums(ctx, x, 1, n, 0, out);
-}
-
-int32_t tl_cuda_reduce_sum_axis0(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
-{
-    return sum_axis(ctx, x, axis_view{1, rows, cols}, 0, out);
-}
-
-int32_t tl_cuda_reduce_sum_axis1(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
-{
-    return tl_cuda_row_sums(ctx, x, rows, cols, 0, out);
-}
-
 int32_t tl_cuda_reduce_sum_axis(tl_context *ctx, const float *x, const tl_dims *dims, int64_t axis, float *out)
 {
     return sum_axis(ctx, x, view_axis(dims, axis), 0, out);
@@ -83,30 +68,4 @@ int32_t tl_cuda_reduce_mean_bwd(tl_context *ctx, const float *g, const tl_dims *
     TL_TRY(tl_launch_ahead(ctx, "reduce_mean_bwd", quotients, tl_grid(results, THREADS), THREADS, 0, g, results,
                            v.length, scratch));
     return tl_cuda_broadcast_to(ctx, scratch, &one, &all, &map, gx);
-}
-
-int32_t tl_cuda_reduce_max_axis0(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
-{
-    return cols == 1 ? tl_cuda_row_extremes(ctx, x, 1, rows, false, out)
-                     : tl_cuda_column_extremes(ctx, x, 1, rows, cols, false, out);
-}
-
-/* The gradient of a maximum along an axis is that of amax. */
-int32_t tl_cuda_reduce_max_axis0_bwd(tl_context *ctx, const float *x, const float *out, const float *g, int64_t rows,
-                                     int64_t cols, float *gx)
-{
-    const tl_dims dims = {2, {rows, cols}};
-    return tl_cuda_amax_bwd(ctx, x, out, g, &dims, 1, gx);
-}
-
-int32_t tl_cuda_reduce_max_axis1(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
-{
-    return tl_cuda_row_extremes(ctx, x, rows, cols, false, out);
-}
-
-int32_t tl_cuda_reduce_max_axis1_bwd(tl_context *ctx, const float *x, const float *out, const float *g, int64_t rows,
-                                     int64_t cols, float *gx)
-{
-    const tl_dims dims = {2, {rows, cols}};
-    return tl_cuda_amax_bwd(ctx, x, out, g, &dims, 2, gx);
 }

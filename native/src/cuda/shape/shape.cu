@@ -1,7 +1,7 @@
-/* Concatenation, slices and permutations of axes on CUDA.
+/* Permutations of axes on CUDA.
  *
- * Every permutation here exchanges two neighbouring groups of axes: an array (outer, rows, cols, inner) becomes
- * (outer, cols, rows, inner). Five kernels share the work, all bound by memory:
+ * A permutation is a few exchanges of two neighbouring groups of axes, most often one: an array (outer, rows, cols, inner)
+ * becomes (outer, cols, rows, inner). Five kernels share the work, all bound by memory:
  *
  *   squares   inner = 1, rows and cols multiples of 4: tiles of 64 by 64, 16 bytes per thread on both sides
  *   ragged    inner = 1, any other matrix that fills such tiles: 4 bytes per thread, 16 loads in flight
@@ -13,67 +13,11 @@
 #include "cuda/device/division.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "generated/shape.h"
+#include "cuda/shape/shape.cuh"
 
 namespace {
 
 constexpr int THREADS = 256;
-
-/* ---- copies: concatenation, slices ------------------------------------------------------------------------------- */
-
-/* out = a[0..p-1] (zeros where a is NULL), then b[0..q-p-1], then zeros up to n. */
-struct Splice {
-    const float *a, *b;
-    float *out;
-    int64_t p, q, n;
-
-    __device__ __forceinline__ float at(int64_t i) const
-    {
-        if (i < p) return a ? a[i] : 0.0f;
-        return i < q ? b[i - p] : 0.0f;
-    }
-};
-
-constexpr int SPLICE = 4; /* groups of four elements per thread */
-
-/* A block owns THREADS·SPLICE·4 consecutive outputs; a thread owns groups of four, THREADS groups apart, and loads
- * them all before it stores. ALIGNED: the pieces of b that fill a group lie on 16 bytes; else its four floats are
- * loaded one by one, from lines that the neighbouring lanes load too. Groups across the end of a piece go element by
- * element. */
-template <bool ALIGNED> __global__ void __launch_bounds__(THREADS) splice_kernel(Splice s)
-{
-    const int64_t block = (int64_t)blockIdx.x * (THREADS * SPLICE * 4);
-    float4 v[SPLICE];
-    TL_UNROLL_FOR (int k = 0; k < SPLICE; k++) {
-        const int64_t i = block + (k * THREADS + (int)threadIdx.x) * 4;
-        v[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (i >= s.p && i + 4 <= s.q) {
-            const float *from = s.b + (i - s.p);
-            v[k] = ALIGNED ? tl_load4(from) : make_float4(from[0], from[1], from[2], from[3]);
-        } else if (s.a && i + 4 <= s.p) {
-            v[k] = tl_load4(s.a + i);
-        } else if (i < s.q && (s.a || i + 4 > s.p)) {
-            v[k] = make_float4(s.at(i), s.at(i + 1), s.at(i + 2), s.at(i + 3));
-        }
-    }
-    TL_UNROLL_FOR (int k = 0; k < SPLICE; k++) {
-        const int64_t i = block + (k * THREADS + (int)threadIdx.x) * 4;
-        if (i + 4 <= s.n) {
-            tl_store4(s.out + i, v[k]);
-        } else {
-            if (i < s.n) s.out[i] = v[k].x;
-            if (i + 1 < s.n) s.out[i + 1] = v[k].y;
-            if (i + 2 < s.n) s.out[i + 2] = v[k].z;
-        }
-    }
-}
-
-int32_t splice(tl_context *ctx, const char *name, const Splice &s)
-{
-    const bool aligned = ((uintptr_t)s.b - (uintptr_t)s.p * sizeof(float)) % 16 == 0;
-    return tl_launch(ctx, name, aligned ? splice_kernel<true> : splice_kernel<false>,
-                     tl_grid(s.n, THREADS * SPLICE * 4), THREADS, s);
-}
 
 /* ---- exchanges of axes ------------------------------------------------------------------------------------------- */
 
@@ -438,8 +382,6 @@ template <class T> int32_t run_runs(tl_context *ctx, const char *name, const Exc
 
 int32_t exchange_axes(tl_context *ctx, const char *name, const Exchange &e)
 {
-    const int64_t n = e.outer * e.rows * e.cols * e.inner;
-    if (e.rows == 1 || e.cols == 1) return splice(ctx, name, Splice{nullptr, e.x, e.out, 0, n, n});
     if (e.inner == 1) {
         /* Below 32 rows or columns, or half a tile of elements, most of a tile's threads would idle. */
         if (e.rows < 32 || e.cols < 32 || e.rows * e.cols <= TILE * TILE / 2) return run_bricks<float>(ctx, name, e);
@@ -453,51 +395,30 @@ int32_t exchange_axes(tl_context *ctx, const char *name, const Exchange &e)
 
 } // namespace
 
-extern "C" int32_t tl_cuda_concat1d(tl_context *ctx, const float *a, const float *b, int64_t n, int64_t m, float *out)
+int32_t tl_cuda_order_axes(tl_context *ctx, tl_axis_order order, const float *x, float *out)
 {
-    return splice(ctx, "tl_cuda_concat1d", Splice{a, b, out, n, n + m, n + m});
+    const int64_t n = tl_sizes_product(order.size, order.count);
+    int64_t size[4]; /* of an exchange: outer, rows, cols, inner */
+    if (n == 0) return TORCHLEAN_OK;
+    if (tl_is_ordered(&order)) return tl_cuda_copy(tl_context_cuda(ctx), out, x, (size_t)n * sizeof(float));
+    tl_scratch<float> scratch[2] = {tl_scratch<float>(ctx), tl_scratch<float>(ctx)};
+    for (int i = 0; tl_next_move(&order, size); i ^= 1) {
+        float *to = out;
+        if (!tl_is_ordered(&order)) {
+            if (!scratch[i]) TL_TRY(scratch[i].allocate(n));
+            to = scratch[i];
+        }
+        TL_TRY(exchange_axes(ctx, "tl_cuda_permute", Exchange{x, to, size[0], size[1], size[2], size[3]}));
+        x = to;
+    }
+    return TORCHLEAN_OK;
 }
 
-extern "C" int32_t tl_cuda_slice1d(tl_context *ctx, const float *x, int64_t n, int64_t start, int64_t len, float *out)
+extern "C" int32_t tl_cuda_permute(tl_context *ctx, const float *x, const tl_dims *dims, const tl_dims *axes,
+                                   float *out)
 {
-    (void)n;
-    return splice(ctx, "tl_cuda_slice1d", Splice{nullptr, x + start, out, 0, len, len});
-}
-
-extern "C" int32_t tl_cuda_slice1d_bwd(tl_context *ctx, const float *g, int64_t n, int64_t start, int64_t len,
-                                       float *gx)
-{
-    return splice(ctx, "tl_cuda_slice1d_bwd", Splice{nullptr, g, gx, start, start + len, n});
-}
-
-extern "C" int32_t tl_cuda_transpose2d(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
-{
-    return exchange_axes(ctx, "tl_cuda_transpose2d", Exchange{x, out, 1, rows, cols, 1});
-}
-
-extern "C" int32_t tl_cuda_swap_adjacent_at_depth(tl_context *ctx, const float *x, const tl_dims *dims, int64_t depth,
-                                                  float *out)
-{
-    int64_t outer = 1, inner = 1;
-    for (int32_t i = 0; i < depth; i++)
-        outer *= dims->d[i];
-    for (int32_t i = (int32_t)depth + 2; i < dims->rank; i++)
-        inner *= dims->d[i];
-    return exchange_axes(ctx, "tl_cuda_swap_adjacent_at_depth",
-                         Exchange{x, out, outer, dims->d[depth], dims->d[depth + 1], inner});
-}
-
-extern "C" int32_t tl_cuda_transpose3d_bca(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
-{
-    return exchange_axes(ctx, "tl_cuda_transpose3d_bca", Exchange{x, out, 1, a, b * c, 1});
-}
-
-extern "C" int32_t tl_cuda_transpose3d_cab(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
-{
-    return exchange_axes(ctx, "tl_cuda_transpose3d_cab", Exchange{x, out, 1, a * b, c, 1});
-}
-
-extern "C" int32_t tl_cuda_transpose3d_acb(tl_context *ctx, const float *x, int64_t a, int64_t b, int64_t c, float *out)
-{
-    return exchange_axes(ctx, "tl_cuda_transpose3d_acb", Exchange{x, out, a, b, c, 1});
+    int64_t map[TL_MAX_RANK];
+    for (int32_t k = 0; k < axes->rank; k++)
+        map[k] = axes->d[k] + 1;
+    return tl_cuda_order_axes(ctx, tl_order_of_output(dims->d, dims->rank, map, axes->rank), x, out);
 }

@@ -8,8 +8,7 @@
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "formula/broadcast_axes.h"
-#include "generated/shape.h"
+#include "cuda/shape/shape.cuh"
 
 namespace {
 
@@ -142,19 +141,6 @@ int32_t run_broadcast(tl_context *ctx, const char *name, const float *x, const t
     return tl_launch(ctx, name, pick(axes.repeated[last], aligned), grid, THREADS, b);
 }
 
-/* *x with its axes in order: as it is, or copied to one of two blocks of scratch, which take turns. */
-int32_t order_axes(tl_context *ctx, tl_axis_order order, const float **x, tl_scratch<float> (&scratch)[2])
-{
-    const int64_t n = tl_sizes_product(order.size, order.count);
-    tl_dims move = {4, {}};
-    for (int i = 0; tl_next_move(&order, move.d); i ^= 1) {
-        if (!scratch[i]) TL_TRY(scratch[i].allocate(n));
-        TL_TRY(tl_cuda_swap_adjacent_at_depth(ctx, *x, &move, 1, scratch[i]));
-        *x = scratch[i];
-    }
-    return TORCHLEAN_OK;
-}
-
 /* Pass after pass from x through scratch to the n elements of out; a pass is far smaller than the one before it. */
 int32_t sum_repeated(tl_context *ctx, const float *x, tl_broadcast_axes axes, int64_t n, float *out)
 {
@@ -187,23 +173,16 @@ int32_t sum_repeated(tl_context *ctx, const float *x, tl_broadcast_axes axes, in
 
 } // namespace
 
-extern "C" int32_t tl_cuda_broadcast_vec_to_rows(tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
-                                                 float *out)
-{
-    return run_broadcast(ctx, "tl_cuda_broadcast_vec_to_rows", vec, tl_broadcast_axes{2, {rows, cols}, {1, 0}}, out);
-}
-
-extern "C" int32_t tl_cuda_broadcast_vec_to_cols(tl_context *ctx, const float *vec, int64_t rows, int64_t cols,
-                                                 float *out)
-{
-    return run_broadcast(ctx, "tl_cuda_broadcast_vec_to_cols", vec, tl_broadcast_axes{2, {rows, cols}, {0, 1}}, out);
-}
-
 extern "C" int32_t tl_cuda_broadcast_to(tl_context *ctx, const float *x, const tl_dims *in_dims,
                                         const tl_dims *out_dims, const tl_dims *axis_map, float *out)
 {
-    tl_scratch<float> scratch[2] = {tl_scratch<float>(ctx), tl_scratch<float>(ctx)};
-    TL_TRY(order_axes(ctx, tl_order_of_output(in_dims->d, in_dims->rank, axis_map->d, out_dims->rank), &x, scratch));
+    const auto order = tl_order_of_output(in_dims->d, in_dims->rank, axis_map->d, out_dims->rank);
+    tl_scratch<float> ordered(ctx);
+    if (!tl_is_ordered(&order)) {
+        TL_TRY(ordered.allocate(tl_sizes_product(order.size, order.count)));
+        TL_TRY(tl_cuda_order_axes(ctx, order, x, ordered));
+        x = ordered;
+    }
     return run_broadcast(ctx, "tl_cuda_broadcast_to", x,
                          tl_merge_axes(in_dims->d, out_dims->d, axis_map->d, out_dims->rank), out);
 }
@@ -216,10 +195,8 @@ extern "C" int32_t tl_cuda_reduce_from_broadcast(tl_context *ctx, const float *x
     const auto order = tl_order_of_input(in_dims->d, axis_map->d, out_dims->rank);
     const int64_t n = tl_sizes_product(in_dims->d, in_dims->rank);
     if (tl_is_ordered(&order)) return sum_repeated(ctx, x, axes, n, out);
-    tl_scratch<float> sums(ctx), scratch[2] = {tl_scratch<float>(ctx), tl_scratch<float>(ctx)};
+    tl_scratch<float> sums(ctx);
     TL_TRY(sums.allocate(n));
     TL_TRY(sum_repeated(ctx, x, axes, n, sums));
-    const float *ordered = sums;
-    TL_TRY(order_axes(ctx, order, &ordered, scratch));
-    return tl_cuda_copy(tl_context_cuda(ctx), out, ordered, (size_t)n * sizeof(float));
+    return tl_cuda_order_axes(ctx, order, sums, out);
 }

@@ -238,6 +238,19 @@ extern "C" int32_t tl_cuda_pad_axes(tl_context *ctx, const float *x, const tl_di
     return tl_launch(ctx, "tl_cuda_pad_axes", kernel, tl_grid(total, THREADS * GROUPS * 4), THREADS, p);
 }
 
+extern "C" int32_t tl_cuda_slice1d(tl_context *ctx, const float *x, int64_t n, int64_t start, int64_t len, float *out)
+{
+    const tl_dims whole = {1, {n}}, part = {1, {len}}, starts = {1, {start}}, steps = {1, {1}};
+    return tl_cuda_slice_axes(ctx, x, &whole, &part, &starts, &steps, 0, out);
+}
+
+extern "C" int32_t tl_cuda_slice1d_bwd(tl_context *ctx, const float *g, int64_t n, int64_t start, int64_t len,
+                                       float *gx)
+{
+    const tl_dims whole = {1, {n}}, part = {1, {len}}, starts = {1, {start}}, steps = {1, {1}};
+    return tl_cuda_pad_axes(ctx, g, &part, &whole, &starts, &steps, 0, 0.0f, gx);
+}
+
 extern "C" int32_t tl_cuda_concat_rows(tl_context *ctx, const float *a, const float *b, int64_t rows, int64_t n,
                                        int64_t m, float *out)
 {
