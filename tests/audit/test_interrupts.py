@@ -63,7 +63,7 @@ def test_the_lists_of_calls_are_restored():
 @pytest.mark.parametrize("subject", contention.SUBJECTS)
 def test_eight_threads_at_one_object(subject):
     row = contention.use_at_once(subject, 2000)
-    assert row["failures"] == [] and row["turns"] == 2000 and row["right"] > 20
+    assert row["failures"] == [] and row["turns"] == 2000 and row["right"] > 0
 
 
 def test_a_thread_that_gets_what_is_not_its_own_is_seen(monkeypatch):
