@@ -5,7 +5,6 @@
 ``exhaustive``      every function of one argument on all 2^32 inputs
 ``probe``           the order in which every sum adds, found from outside, against the height its bound assumes
 ``determinism``     the same bits over repetitions, threads, batch sizes, trims of the cache, reused outputs
-``alarms``          false alarms of the bounds over very many correct comparisons, and how close to them results come
 ``hostile``         very many calls of the C ABI with wrong handles, sizes and pointers
 ``faults``          every allocation of calls fails in turn: a clean exception, nothing lost, the next call right
 ``interrupts``      an exception at every point of a step, a capture, a checkpoint, an assignment: the state before or after

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from audit import alarms, contention, determinism, exhaustive, faults, hostile, interrupts, probe
+from audit import contention, determinism, exhaustive, faults, hostile, interrupts, probe
 from audit.build import BuildError
 from audit.checker import CheckerError
 from audit.environment import commit, describe_run
@@ -33,7 +33,6 @@ OPTIONS: dict[str, tuple[str, str, int, int]] = {
     "cases": ("verify", "cases per operation and data class", 6, 1),
     "stride": ("exhaustive", "every N-th bit pattern", 1, 4099),
     "repeats": ("determinism", "repetitions of a call", 100, 5),
-    "comparisons": ("alarms", "correct comparisons per device", 100_000, 2000),
     "calls": (
         "hostile",
         "calls with sanitizers on the CPU, a tenth on a GPU, a fiftieth from 8 threads",
@@ -170,11 +169,6 @@ def _determinism(args: argparse.Namespace, devices: Sequence[str]) -> Document:
     return verdict(run.document(), not run.ok)
 
 
-def _alarms(args: argparse.Namespace, devices: Sequence[str]) -> Document:
-    document = alarms.alarms(devices, args.comparisons, args.ops, workers=args.workers)
-    return verdict(document, not alarms.ok(document))
-
-
 def _hostile(args: argparse.Namespace, devices: Sequence[str]) -> list[Document]:
     """The CPU under address and undefined-behaviour sanitizers, and from eight threads under the thread sanitizer; each CUDA
     device with the library in use. Threads have a context each in one run and share one in another."""
@@ -209,6 +203,6 @@ def _contention(args: argparse.Namespace, devices: Sequence[str]) -> Document:
 
 
 CAMPAIGNS: dict[str, Callable[[argparse.Namespace, Sequence[str]], Any]] = {
-    "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism, "alarms": _alarms,
+    "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism,
     "hostile": _hostile, "faults": _faults, "interrupts": _interrupts, "contention": _contention,
 }  # fmt: skip

@@ -125,18 +125,6 @@ def _determinism(d: Document) -> tuple[Row, list[Row]]:
     return {"verdict": d["verdict"], "calls": sum(r["calls"] for r in rows)}, rows
 
 
-def _alarms(d: Document) -> tuple[Row, list[Row]]:
-    rows = []
-    for name, own in by_family(d["entries"]):
-        top = worst_of(own, "worst")
-        row = {"family": name, **{k: sum(r[k] for r in own) for k in ("comparisons", "alarms")}}
-        row["worst"] = {"entry": top["entry"], "share": round_up(top["worst"])}
-        lines = [line for r in own for line in r["alarm_lines"]]
-        rows.append(row | ({"failures": lines} if lines else {}))
-    totals = {k: sum(t[k] for t in d["totals"].values()) for k in ("comparisons", "alarms")}
-    return {"verdict": d["verdict"], **totals, "loose": d["loose"]}, rows
-
-
 def _hostile(runs: Sequence[Document]) -> tuple[Row, list[Row]]:
     keys = ("device", "sanitizers", "threads", "shared", "calls", "accepted", "failures")
     rows = [{k: d[k] for k in keys} | {"functions": sum(r["calls"] > 0 for r in d["entries"].values())} for d in runs]
@@ -179,7 +167,7 @@ def _verdict(rows: Iterable[Row]) -> str:
 
 
 REDUCERS: Mapping[str, Callable[[Any], tuple[Row, list[Row]]]] = {
-    "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism, "alarms": _alarms,
+    "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism,
     "hostile": _hostile, "faults": _faults, "interrupts": _interrupts, "contention": _contention, "mutants": _mutants,
     "sanitizer": _sanitizer,
 }  # fmt: skip

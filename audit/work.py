@@ -1,5 +1,6 @@
 """Work in parts: threads that take one part after the other, each with contexts of its own."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -43,6 +44,22 @@ def run_in_threads(
             t.join()
     if errors:
         raise errors[0]
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Processes started within use one thread for NumPy's products: they are as many as there are processors."""
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    before = {n: os.environ.get(n) for n in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for n, value in before.items():
+            if value is None:
+                del os.environ[n]
+            else:
+                os.environ[n] = value
 
 
 @contextmanager

@@ -207,10 +207,6 @@ def _determinism(s: Row) -> tuple[str, str]:
     return tried, f"{sum(len(r.get('failures', ())) for r in s['rows'])} with other bits{said}"
 
 
-def _alarms(s: Row) -> tuple[str, str]:
-    return f"{format_count(s['comparisons'])} correct results through the bounds", f"{s['alarms']} called wrong"
-
-
 def _hostile(s: Row) -> tuple[str, str]:
     calls = [r for r in s["rows"] if "calls" in r]
     tried = f"{format_count(s['calls'])} hostile calls of {max(r['functions'] for r in calls)} functions of the C ABI"
@@ -279,7 +275,7 @@ def _planted(s: Row) -> tuple[str, str]:
 
 
 TOTALS: Mapping[str, Callable[[Row], tuple[str, str]]] = {
-    "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism, "alarms": _alarms,
+    "verify": _verify, "exhaustive": _exhaustive, "probe": _probe, "determinism": _determinism,
     "hostile": _hostile, "faults": _faults, "interrupts": _interrupts, "contention": _contention,
     "environments": _environments, "soak": _soak, "mutants": _mutants, "planted": _planted, "sanitizer": _sanitizer,
 }  # fmt: skip

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from audit.alarms import one_thread_each
 from audit.environment import describe_run, processors
 from audit.judge.defects import FORMATS, in_format
 from audit.judge.kernels import RIGHT, f32
+from audit.work import one_thread_each
 from tlrt._terminal import Progress, format_table
 from tlrt.verify.documents import format_command, write_document
 from tlspec import registry

@@ -43,14 +43,3 @@ def test_verify(tmp_path: Path) -> None:
         found[ranks] = results(tmp_path / f"{ranks}.json")
         assert text.count("entry points pass") <= 1 and "[1] op" not in text
     assert found[1] == found[2] and len(found[1]) > 4
-
-
-def test_one_operation_leaves_ranks_without_work(tmp_path: Path) -> None:
-    words = ["tlrt", "verify", "--device", "cpu", "--cases", "1", "--size", "small", "--ops", "exp"]
-    launch(4, *words, "--json", str(tmp_path / "4.json"))
-    assert {r["entry"] for r in results(tmp_path / "4.json")} == {"exp", "exp_bwd"}
-
-
-def test_the_status_is_that_of_one_process() -> None:
-    text = launch(2, "tlrt", "verify", "--device", "cpu", "--ops", "no_such_operation", ok=False)
-    assert "no_such_operation" in text

@@ -31,21 +31,6 @@ time = worker.time
 worker.time = lambda self, budget: time(self, budget) * (10 if checkout == {slower!r} else 1)
 worker.core = lambda self: [["one call", "add", 10 if checkout == {slower!r} else 1]]
 """
-#: which operations a checkout does not have
-LACKING = """
-lacking = {"earlier": ("add", "relu"), "newest": ("relu",)}
-prepare = worker.prepare
-def prepare_known(self, op, which, size):
-    return op not in lacking.get(checkout, ()) and prepare(self, op, which, size)
-worker.prepare = prepare_known
-"""
-#: a call of one operation fails in a checkout
-FAILING = """
-prepare = worker.prepare
-worker.prepare = lambda self, op, which, size: (
-    1 / 0 if op == "add" and checkout == {where!r} else prepare(self, op, which, size)
-)
-"""
 
 
 def checkout(folder: Path) -> Path:
@@ -100,55 +85,6 @@ def test_a_slower_checkout_is_found(
         assert row["turns"] == (beside.MOST_PROCESSES if slower == "here" else 1)
         assert row["ratio"] < 0.5 if slower == "here" else row["ratio"] > 2
         assert row["beside"] == "earlier"
-
-
-def test_times_are_those_of_calls(trees: tuple[Path, Path], tmp_path: Path) -> None:
-    status, document = run(tmp_path, str(trees[1]), "--ops", "add", "--limit", "1e-3")
-    (row,) = document["rows"]
-    assert status == 0 and document["added"] == []
-    assert 0 < row["ms"] < 10 and row["ratio"] == pytest.approx(row["before_ms"] / row["ms"])
-    assert document["limit"] == 1e-3 and "backend=" in document["build"] and list(document["beside"]) == ["earlier"]
-
-
-def test_a_row_that_only_this_checkout_has(
-    trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The first of several earlier checkouts that has an operation is compared with; a row of none is listed, and is no fall."""
-    newest = checkout(tmp_path / "newest")
-    change_worker(tmp_path, monkeypatch, LACKING)
-    arguments = (str(trees[1]), str(newest), "--ops", "add,relu,exp", "--limit", "1e-3")
-    status, document = run(tmp_path, *arguments)
-    assert status == 0
-    assert {row["op"]: row["beside"] for row in document["rows"]} == {"add": "newest", "exp": "earlier"}
-    assert document["added"] == ["relu n=64"]
-    assert "1 added since" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("where", ["here", "earlier"])
-def test_a_call_that_fails_costs_its_row(
-    where: str,
-    trees: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    change_worker(tmp_path, monkeypatch, FAILING.format(where=where))
-    status, document = run(tmp_path, str(trees[1]), "--ops", "add,relu", "--limit", "1e-3")
-    assert status == 1 and [row["op"] for row in document["rows"]] == ["relu"]
-    assert document["failed"] == {"add n=64": f"{where}: ZeroDivisionError: division by zero"}
-    assert f"FAILED add n=64: {where}" in capsys.readouterr().out
-
-
-def test_a_process_that_ends_is_said(trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change_worker(tmp_path, monkeypatch, "worker.time = lambda self, budget: sys.exit(7)")
-    with pytest.raises(beside.WorkerError, match="the process of here ended with status 7"):
-        run(tmp_path, str(trees[1]), "--ops", "add")
-
-
-def test_a_checkout_without_a_library(trees: tuple[Path, Path], tmp_path: Path) -> None:
-    (trees[1] / "native/build/cpu/libtorchlean_cuda.so").unlink()
-    with pytest.raises(FileNotFoundError, match="build the library of that checkout first"):
-        run(tmp_path, str(trees[1]), "--ops", "add")
 
 
 SLOWER_MODELS = """

@@ -1,6 +1,5 @@
 """Rows of models: how a step is traced, the file, which rows are chosen, and the figures."""
 
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,11 @@ from bench import models
 from bench.__main__ import main
 from bench.beside_worker import bind, lay
 from bench.models import (
-    Choice,
     ModelRow,
     Table,
-    choose,
-    decode,
-    encode,
     figure,
     load,
-    names_of,
     plan_of,
-    summarise,
-    times_of,
 )
 from tlrt.verify.documents import read_document
 from tlspec.case import refused_by
@@ -90,14 +82,6 @@ def test_a_row_of_each_kind_runs_as_pytorch_does(kind: ModelRow) -> None:
         assert [len(b) for b in ours] == [t.numel() * (2 if t.is_complex() else 1) for t in theirs]
 
 
-def test_rows_survive_the_file() -> None:
-    found = {"one": {1: ({ADD: 3, BIASED: 1}, {"cat": 2}), 8: ({ADD: 1}, {})}, "two": {1: ({BIASED: 5}, {})}}
-    table = decode(encode(found))
-    assert table.left == {"one": {"cat": 2}, "two": {}} and table.models == ["one", "two"]
-    back = {cell: {table.rows[row]: n for row, n in calls.items()} for cell, calls in table.calls.items()}
-    assert back == {(m, b): counts for m, batches in found.items() for b, (counts, _) in batches.items()}
-
-
 # ---- the trace ---------------------------------------------------------------------------------------------------------------
 
 
@@ -146,108 +130,13 @@ def test_a_step_is_traced() -> None:
     assert all(map(_is_call, rec.rows))
 
 
-def test_layers_over_steps_and_frequencies_are_taken_whole() -> None:
-    torch = pytest.importorskip("torch")
-    from bench.torch_modules import Operator1d, Recurrent
-    from bench.trace import trace
-
-    with torch.device("meta"):
-        net, x = Recurrent("LSTM", 7, 4), torch.empty(2, 3, dtype=torch.int64)
-        found = Counter((row.op, row.which) for row in trace(net, lambda m: m(x).sum()).rows)
-        assert found["lstm_cell", "forward"] == found["lstm_cell", "vjp"] == 2 * 3  # layers and steps
-        assert found["take_axis", "forward"] == found["take_axis", "vjp"] == 1
-        net, x = Operator1d(4, 2, 3), torch.empty(2, 16, 2)
-        found = Counter((row.op, row.which) for row in trace(net, lambda m: m(x, x[..., :1]).loss).rows)
-    assert (
-        found["spectral_conv1d_rfft", "forward"] == found["spectral_conv1d_rfft", "vjp"] == 2 * 3
-    )  # samples and layers
-
-
-def test_a_row_that_is_too_large_is_one_of_a_smaller_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    from bench import trace
-
-    def make() -> Any:
-        return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), {"x": ((8,), 0, 0), "labels": ((), 8, 0)}
-
-    monkeypatch.setattr(trace, "TRACED", {"tiny": make})
-    whole, _ = trace.counted("tiny", 64)
-    monkeypatch.setattr(trace, "MOST_BYTES", 3000)
-    counts, _ = trace.counted("tiny", 64)
-    for found, n, count in ((whole, 64 * 8, 1), (counts, 32 * 8, 2)):
-        assert found[ModelRow.of("relu", {"n": n})] == count
-    assert all(row.subject.bytes <= 3000 for row in counts)
-
-
-def test_copies_that_swap_axes() -> None:
-    torch = pytest.importorskip("torch")
-    from bench.trace import Recorder
-
-    rec = Recorder()
-    with rec:
-        x = torch.empty((2, 3, 4, 5), device="meta")
-        x.permute(0, 2, 3, 1).contiguous()
-        x.permute(3, 0, 1, 2).contiguous()
-        x.permute(3, 2, 1, 0).contiguous()  # no swap of neighbours
-        torch.clone(x)
-    assert [dict(row.items) for row in rec.rows] == [{"dims": (2, 3, 20), "depth": 1}, {"dims": (24, 5), "depth": 0}]
-    assert rec.left == {"clone": 2}
-
-
 # ---- choice and figures ------------------------------------------------------------------------------------------------------
-
-
-def test_rows_of_little_share_are_skipped() -> None:
-    large, little = ModelRow.of("add", {"n": 2**26}), ModelRow.of("add", {"n": 8})
-    table = Table(
-        [large, little], {("one", 1): {0: 10, 1: 1}, ("one", 8): {0: 1}, ("two", 1): {1: 1}}, {"one": {}, "two": {}}
-    )
-    choice = choose(table, ["one"], [1, 8], on_gpu=False)
-    assert list(choice.rows) == [0] and choice.skipped == 1 and set(choice.cells) == {("one", 1), ("one", 8)}
-    assert sum(choice.shares["one", 1].values()) == pytest.approx(1)
-    assert set(choose(table, ["one", "two"], [1], on_gpu=True).rows) == {0, 1}
-    with pytest.raises(SystemExit, match="batch 3"):
-        choose(table, ["one"], [3], on_gpu=False)
-
-
-def test_names_of_models() -> None:
-    assert names_of("", ["A", "B/2"]) == ["A", "B/2"] and names_of("b/2, A", ["A", "B/2"]) == ["B/2", "A"]
-    with pytest.raises(SystemExit, match="'C'"):
-        names_of("A,C", ["A", "B/2"])
 
 
 def test_a_figure_is_weighted_by_time() -> None:
     """Not the mean of ratios: a row counts as often as it is called, and as long as it takes."""
     assert figure({0: 3, 1: 1, 2: 9}, {0: (1.0, 2.0), 1: (10.0, 5.0)}) == pytest.approx((3 * 2 + 5) / (3 * 1 + 10))
     assert figure({2: 1}, {0: (1.0, 2.0)}) is None
-
-
-def test_figures_of_models_and_families(small: Table) -> None:
-    choice = Choice(
-        small.calls, [0, 1, 2], {cell: dict.fromkeys(calls, 0.25) for cell, calls in small.calls.items()}, 0
-    )
-    found = summarise(small, choice, {"fast": {0: (1.0, 2.0), 1: (1.0, 8.0)}, "reproducible": {2: (4.0, 1.0)}})
-    of = {(f["model"], f["batch"], f["math"]): f for f in found["models"]}
-    assert of["one", 1, "fast"]["ratio"] == pytest.approx((3 * 2 + 8) / 4) and of["one", 1, "fast"]["share"] == 0.5
-    assert of["two", 1, "reproducible"]["ratio"] == 0.25 and ("one", 8, "reproducible") not in of
-    assert found["families"][0] == {
-        "family": "elementwise",
-        "math": "fast",
-        "rows": 2,
-        "geomean": pytest.approx(4),
-        "least": 2,
-    }
-    assert math.isclose(found["families"][1]["geomean"], 0.25)
-
-
-def test_a_row_of_one_mode_counts_in_both() -> None:
-    def timed(row: int, math: str, ms: float) -> models.Timed:
-        return models.Timed(row, "add", "elementwise", "", math, ms, 6.0, 6.0 / ms)
-
-    rows = [timed(0, "fast", 1), timed(1, "fast", 2), timed(1, "reproducible", 3)]
-    both = {"fast": {0: (1, 6), 1: (2, 6)}, "reproducible": {0: (1, 6), 1: (3, 6)}}
-    assert times_of(rows, "both", "ours_ms", "torch_ms") == both
-    assert times_of(rows[2:], "reproducible", "ours_ms", "torch_ms") == {"reproducible": {1: (3, 6)}}
 
 
 def test_the_command(small: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

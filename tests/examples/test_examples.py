@@ -6,14 +6,12 @@ import json
 import math
 import os
 import signal
-import sys
 
 import numpy as np
 import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
-from bench import examples as evidence
 from examples import common, fno_burgers, text
 from tests import DEVICES
 from tlrt.audit import audit
@@ -156,34 +154,11 @@ def test_bad_arguments_are_refused(arguments, message, tmp_path):
     assert_raises_regex(SystemExit, message, start, "fno_burgers", tmp_path, *arguments)
 
 
-@pytest.mark.parametrize("bad", ["--steps=0", "--preset=huge", "--what"])
-def test_bad_options_exit(bad, tmp_path, capsys):
-    assert_raises(SystemExit, start, "char_gpt", tmp_path, bad)
-    assert "usage: python -m examples.char_gpt" in capsys.readouterr().err
-
-
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     start("char_gpt", tmp_path, steps=3)
     assert_raises_regex(SystemExit, "'steps': 4", start, "char_gpt", tmp_path, "--resume", steps=4)
     with pytest.raises(tlrt.checkpoint.CheckpointError, match="positions"):
         start("char_gpt", tmp_path, "--resume", "--set=context=20", steps=3)
-
-
-def test_works_without_what_only_shows(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    module = importlib.import_module("examples.char_gpt")
-    settings = [f"--set={n}={v}" for n, v in TINY["char_gpt"].items()]
-    report = module.main(["--out", str(tmp_path), "--steps=3", "--sample=20", *settings])
-    out, err = capsys.readouterr()
-    assert "final_loss" in out and len(report["sample"]) == 20
-    assert "extra 'examples'" in err and "curve" not in report and "step 3/3  loss" in err
-
-
-def test_the_curve_is_a_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    report = start("char_gpt", tmp_path, steps=3)
-    with open(report["curve"], "rb") as file:
-        assert file.read(8) == b"\x89PNG\r\n\x1a\n"
 
 
 def test_pytorch_follows_the_same_curve(tmp_path):
@@ -236,20 +211,3 @@ def test_burgers_is_integrated_to_fourth_order():
     rough, fine = (np.abs(fno_burgers.integrate(u, 0.3, 0.5, steps) - wanted).max() for steps in (60, 120))
     assert 12 < rough / fine < 20
     assert np.abs(fno_burgers.integrate(u, 0.3, 0.5) - wanted).max() <= fine
-
-
-def test_initial_functions_are_the_same_on_every_grid():
-    fine, coarse = (fno_burgers.draw_initial(3, n, np.random.default_rng(1)) for n in (64, 16))
-    assert np.allclose(fine[:, ::4], coarse, rtol=0, atol=1e-14)
-
-
-def test_runs_for_evidence(tmp_path):
-    """bench.examples keeps a report, a thinned curve and a hash, and says what failed."""
-    runs = evidence.Runs("cpu", tmp_path)
-    small = [f"--set={n}={v}" for n, v in TINY["char_gpt"].items()]
-    found = runs.run("char_gpt", "a", "--steps=3", *small)
-    again = runs.run("char_gpt", "b", "--steps=3", *small)
-    assert found is not None and again is not None and found["losses"] == again["losses"] and not runs.failures
-    assert evidence.summarise_report(found)["curve"] == [[1, found["losses"][0]], [3, found["losses"][2]]]
-    assert runs.weights("char_gpt", "a") == runs.weights("char_gpt", "b") != runs.weights("char_gpt", "c")
-    assert runs.run("char_gpt", "c", "--set=nothing=1") is None and "nothing=1" in runs.failures[0]

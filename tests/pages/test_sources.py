@@ -51,9 +51,3 @@ def test_every_document_is_a_page_with_the_files_it_links_to() -> None:
         "docs/speed.svg",
     } <= found.keys()
     assert {sources.place_of(d) for d in sources.documents()} <= found.keys()
-
-
-def test_pages_that_are_gone_are_removed_and_others_keep_their_time(tmp_path: Path) -> None:
-    assert sources.write(tmp_path, {"a.md": "one", "b/c.md": b"two"}) == ["a.md", "b/c.md"]
-    assert sources.write(tmp_path, {"a.md": "one"}) == []
-    assert [p.name for p in tmp_path.rglob("*.md")] == ["a.md"]

@@ -1,6 +1,5 @@
 """``make abi`` refuses a wrong row by one sentence that says what to do, writes nothing then, and shows no traceback."""
 
-import re
 import shutil
 import subprocess
 import sys
@@ -70,32 +69,21 @@ WRONG_ROWS = {
     "no gradient": (VJP, "", "neither a gradient nor a reason: add @stretch.vjp"),
     "gradient and reason": ("bound=ulp(2),", 'bound=ulp(2), no_vjp="none",', "a gradient and a reason for none"),
     "number as bound": ("bound=ulp(2)", "bound=1e-6", "bound: got 1e-06, expected one of tlspec.bounds"),
-    "number as bound of the gradient": ('"g -> gx"', '"g -> gx", bound=1e-6', "bound of the gradient: got 1e-06"),
     "misnamed input": ("def stretch(x, c)", "def stretch(y, c)", "the reference takes (y, c), but the signature says (x)"),
-    "misnamed parameter": ("def stretch(x, c)", "def stretch(x, d)", "takes d, which the signature does not have"),
-    "misnamed cotangent": ("def stretch_vjp(g, c)", "def stretch_vjp(dy, c)", "the reference of the gradient takes (dy, c)"),
     "undefined name": ("return c * g", "return d * g", "the reference of the gradient uses d, which is no parameter"),
     "misnamed argument of a bound": (
         "bound=ulp(2)", "bound=ulp(2, floor=lambda y: 0 * y)", "no case of it can be computed (TypeError",
     ),
     "unknown name in a check": ('"c > 0"', '"c > low"', "names low: it may use c, n"),
-    "unknown function in a check": ('"c > 0"', '"c > log(c)"', "calls log: it may call rank, drop"),
     "unknown function in a shape": ("-> out[*]", "-> out[log(n)]", "the shape of out calls log: it may call rank, drop"),
-    "check of no argument": ('check("c",', 'check("k",', "blames k, which is no argument"),
     "unknown status": ('"c > 0"', '"c > 0", "RANGE"', "has the status 'RANGE': it is one of SHAPE"),
     "no sentence": ("scalar.\n", "scalar\n", "does not begin with one sentence"),
-    "no shapes": ("    Shapes: x and out alike, any shape.\n", "", "has 0 paragraphs 'Shapes: ...'"),
-    "no formula": ("    out = c · x\n\n", "", "the docstring's order is sentence, formula"),
-    "output without a shape": ("x and out alike", "x alike", "'Shapes:' does not name out"),
     "gradient without docstring": ('    """gx = c · g."""\n', "", "the gradient has no docstring"),
 }  # fmt: skip
 #: the same, for rows that cannot be registered
 UNLOADABLE_ROWS = {
     "gradient that reads nothing of the row": ('"g -> gx"', '"dy -> gx"', "the VJP reads ['dy']"),
-    "gradient of no input": ('"g -> gx"', '"g -> gz"', "the VJP gives ['gz']"),
-    "misnamed argument of op": ("checks=", "cheks=", "unexpected keyword argument 'cheks'"),
     "not Python": ("bound=ulp(2),", "bound=ulp(2", "SyntaxError"),
-    "bad signature": ("x[*]; c: float", "x[*]; c: double", "not a parameter: 'c: double'"),
     "twice": ("def stretch(x, c)", "def add(x, c)", "operation add is registered twice"),
 }  # fmt: skip
 
@@ -109,14 +97,6 @@ def test_a_wrong_row_has_a_problem(case: str) -> None:
     problems = row_problems(module["stretch"])
     assert len(problems) == 1 and message in problems[0] and "\n" not in problems[0], problems
     assert problems[0].startswith("tlspec/ops/elementwise.py: stretch: ")
-
-
-def test_a_row_has_all_its_problems_at_once() -> None:
-    """One does not hide another."""
-    module = {"__name__": "tlspec.ops.elementwise", "op": op, "check": check, "ulp": ulp}
-    exec(ROW.replace('check("c", "c > 0")', 'check("k", "c > log(low)", "RANGE")'), module)
-    problems = " ".join(row_problems(module["stretch"]))
-    assert all(part in problems for part in ("blames k", "names low", "calls log", "has the status 'RANGE'")), problems
 
 
 @pytest.mark.parametrize("case", ["no gradient", *UNLOADABLE_ROWS])
@@ -161,24 +141,6 @@ def test_a_sound_row_is_written(copy: Path, tmp_path: Path) -> None:
     shared.add("tlrt/_binding/abi.py")
     table = {"native/generated/elementwise_table.c"}
     assert {line.removeprefix("wrote: ") for line in done.stdout.splitlines()} == families | shared | table
-
-
-@pytest.mark.parametrize(
-    ("name", "family", "signature", "text"),
-    [
-        ("stretch", "stretching", "x[*] -> out[*]", "FAMILY: got 'stretching', expected one of elementwise, reduce"),
-        ("Stretch", "elementwise", "x[*] -> out[*]", "OP: got 'Stretch', expected a name in lower case"),
-        ("add", "elementwise", "x[*] -> out[*]", "OP: add is an operation already"),
-        ("stretch", "elementwise", "x[*], out[*]", "signature has no '->'"),
-        ("stretch", "index", "x[n], at: index[k] -> out[k]", "expected float32 arrays; copy a row of index"),
-        ("stretch", "elementwise", "a[*], b[*], c[*], d[*] -> out[*]", "has one to three inputs"),
-    ],
-)
-def test_a_skeleton_that_cannot_be_written_is_refused(name: str, family: str, signature: str, text: str) -> None:
-    before = (ROOT / "tlspec/ops/elementwise.py").read_text()
-    with pytest.raises(ValueError, match=re.escape(text)):
-        new.write(name, family, signature)
-    assert (ROOT / "tlspec/ops/elementwise.py").read_text() == before
 
 
 def test_an_unfilled_skeleton_is_refused(copy: Path) -> None:

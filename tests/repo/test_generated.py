@@ -11,7 +11,7 @@ import tlrt
 from codegen.files import GENERATED, generated_files
 from tests import ROOT, declared_functions
 from tlrt._capture.replay import PLANS
-from tlspec import entries, registry
+from tlspec import entries
 
 pytestmark = pytest.mark.every_choice
 
@@ -82,12 +82,6 @@ def test_promised_names_are_declared() -> None:
     assert set(promised) <= set(declared_functions())
 
 
-def test_every_entry_has_a_python_function() -> None:
-    from tlrt import kernels
-
-    assert [e.name for e in entries.all_entries() if not callable(getattr(kernels, e.name, None))] == []
-
-
 def test_versions_agree() -> None:
     import tomllib
 
@@ -103,11 +97,6 @@ def test_c_shape_functions_have_their_twins() -> None:
     text = (ROOT / "native/src/core/shapes.h").read_text()
     found = re.findall(r"\btl_(\w+)\((?:const (?:tl_dims|uint32_t|void)|\.\.\.\))", text)
     assert set(found) == set(shapes.FUNCTIONS)
-
-
-def test_rows_are_unique_by_symbol() -> None:
-    symbols = [e.symbol for e in entries.all_entries()]
-    assert len(symbols) == len(set(symbols)) and all(registry.get(r.name) is r for r in registry.ops())
 
 
 def test_results_quote_the_evidence() -> None:

@@ -62,12 +62,6 @@ def test_names_here_exist() -> None:
     assert [name for name in (*named, *quoted, *ALONE) if not exists(name)] == []
 
 
-def test_what_is_missing_says_what_to_use() -> None:
-    assert [theirs for theirs, ours, note in ROWS if not ours and not note.startswith("use ")] == []
-    missing = {name for theirs, ours, _ in ROWS if not ours for name in theirs}
-    assert missing.isdisjoint(name for theirs, ours, _ in ROWS if ours for name in theirs)
-
-
 def test_names_of_pytorch_exist() -> None:
     torch = pytest.importorskip("torch")
     for module in ("torch.optim.swa_utils", "torch.utils.checkpoint", "torch.utils.data", "torch.distributed"):
