@@ -40,7 +40,7 @@ EDGES: dict[str, dict[str, dict[str, int]]] = {
              "elements": {"TL_ROW_TASK": 65536}},
     "loss": {"n": {"TL_SUM_LEAF": 16384}, "cols": {"TL_SUM_LEAF": 16384}},
     "conv": {"inner": {"TL_GEMM_KC": 256}, "positions": {"TILE_COLUMNS": 256}, "out_channels": {"TILE_ROWS": 256}},
-    "pool": {"channels": {"FEW_LANES": 4}, "width": {"TINY_ROW": 8, "SHORT_ROW": 64, "BLOCK": 768}, "elements": {"TASK": 65536}},
+    "pool": {"width": {"LONG_ROW": 64}, "elements": {"PLANE": 16384, "TASK": 65536}},
     "attention": {"n": {"TILE": 64, "BLOCK": 96}, "keys": {"TILE": 64}, "rows": {"BLOCK": 96}, "d": {"TL_PANEL": 12},
                   "positions": {"RUN": 4096}},
     "scan": {"seq_len": {"TL_COLUMN_CHUNK": 128}, "state": {"NARROW": 16, "WIDTH": 1024}, "cells": {"CELL_SPAN": 512}},

@@ -33,16 +33,17 @@
         v[i + (s)] = SHUFFLE(width, a, b, HIGH, s);                \
     }
 
-/* Defines block<width>: v[j][i] = x[i·x_stride + j] for i, j < width. */
+/* Defines turn<width>, which transposes v in place, and block<width>: v[j][i] = x[i·x_stride + j] for i, j < width. */
 #define BLOCK(width, rounds)                                                                                           \
     typedef float floats##width __attribute__((vector_size(4 * (width))));                                             \
     typedef float loose##width __attribute__((vector_size(4 * (width)), aligned(4), may_alias));                       \
     typedef int32_t lanes##width __attribute__((vector_size(4 * (width)), unused));                                    \
+    static inline __attribute__((always_inline)) void turn##width(floats##width *v) { rounds }                         \
     static inline __attribute__((always_inline)) void block##width(const float *x, int64_t x_stride, floats##width *v) \
     {                                                                                                                  \
         _Pragma("GCC unroll 16") for (int32_t i = 0; i < (width); i++)                                                 \
             v[i] = *(const loose##width *)(x + i * x_stride);                                                          \
-        rounds                                                                                                         \
+        turn##width(v);                                                                                                \
     }
 
 /* Blocks over a panel, along the rows of x inside: the lines of y are then written from end to end. */
@@ -68,14 +69,17 @@ BLOCK(16, EXCHANGE(16, 1) EXCHANGE(16, 2) EXCHANGE(16, 4) EXCHANGE(16, 8))
 BLOCKS(16)
 #define TL_BLOCK 16
 #define TL_BLOCKS blocks16
+#define TL_TURN(v) turn16((floats16 *)(v))
 #elif defined(__AVX2__)
 BLOCK(8, EXCHANGE(8, 1) EXCHANGE(8, 2) EXCHANGE(8, 4))
 BLOCKS(8)
 #define TL_BLOCK 8
 #define TL_BLOCKS blocks8
+#define TL_TURN(v) turn8((floats8 *)(v))
 #else
 #define TL_BLOCK 4
 #define TL_BLOCKS blocks4
+#define TL_TURN(v) turn4((floats4 *)(v))
 #endif
 
 #undef LOW

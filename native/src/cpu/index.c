@@ -27,45 +27,62 @@ enum {
     MANY = 1 << 15 /* of a count: the row has had whole chunks */
 };
 
-/* ---- gather ------------------------------------------------------------------------------------------------------ */
+/* ---- gathers ----------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    const float *table;
+    const float *x;
     const uint32_t *indices;
     float *out;
-    int64_t rows, cols, k, per_task;
-} gather_job;
+    int64_t outer, n, inner, io, k, ii, per_task;
+} axis_job;
 
-/* Task t: output rows t*per_task .. (t+1)*per_task - 1. */
-static void gather_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
+/* The index of (o, j, 0): indices are (io, k, ii), io = 1 or outer, ii = 1 or inner. */
+static const uint32_t *indices_of(const axis_job *job, int64_t o, int64_t j)
 {
-    const gather_job *job = arg;
-    int64_t from = t * job->per_task, to = tl_imin(from + job->per_task, job->k), cols = job->cols;
-    if (cols == 1) {
-        for (int64_t j = from; j < to; j++)
-            job->out[j] = job->indices[j] < job->rows ? job->table[job->indices[j]] : 0.0f;
-        return;
-    }
-    for (int64_t j = from; j < to; j++) {
-        int64_t row = job->indices[j];
-        if (row < job->rows)
-            memcpy(job->out + j * cols, job->table + row * cols, (size_t)cols * sizeof(float));
+    return job->indices + ((job->io == 1 ? 0 : o) * job->k + j) * job->ii;
+}
+
+/* Rows of `inner` elements that lie side by side in the output and are taken from the same x. */
+static inline void take_rows(const axis_job *job, const float *x, const uint32_t *at, int64_t rows, float *out)
+{
+    const int64_t inner = job->inner, n = job->n, ii = job->ii;
+    for (int64_t j = 0; inner == 1 && j < rows; j++)
+        out[j] = at[j] < n ? x[at[j]] : 0.0f;
+    for (int64_t j = 0; inner > 1 && j < rows; j++, at += ii, out += inner) {
+        if (ii > 1)
+            for (int64_t c = 0; c < inner; c++)
+                out[c] = at[c] < n ? x[at[c] * inner + c] : 0.0f;
+        else if (at[0] < n)
+            memcpy(out, x + at[0] * inner, (size_t)inner * sizeof *out);
         else
-            memset(job->out + j * cols, 0, (size_t)cols * sizeof(float));
+            memset(out, 0, (size_t)inner * sizeof *out);
     }
 }
 
-static int32_t gather(const float *table, const uint32_t *indices, int64_t rows, int64_t cols, int64_t k, float *out)
+/* Task t owns rows t*per_task .. (t+1)*per_task - 1, of `inner` elements, of the output. */
+static void take_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 {
-    gather_job job = {table, indices, out, rows, cols, k, tl_imax(1, GATHER_TASK / cols)};
-    tl_parallel(tl_ceil_div(k, job.per_task), gather_task, &job);
+    const axis_job job = *(const axis_job *)arg;
+    const int64_t end = tl_imin((t + 1) * job.per_task, job.outer * job.k);
+    int64_t r = t * job.per_task, o = r / job.k, j = r % job.k;
+    for (int64_t rows; r < end; r += rows, o++, j = 0) {
+        rows = tl_imin(job.k - j, end - r);
+        take_rows(&job, job.x + o * job.n * job.inner, indices_of(&job, o, j), rows, job.out + r * job.inner);
+    }
+}
+
+int32_t tl_cpu_take_axis(TL_UNUSED tl_context *ctx, const float *x, const uint32_t *indices, int64_t outer, int64_t n,
+                         int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
+{
+    axis_job job = {x, indices, out, outer, n, inner, io, k, ii, .per_task = tl_imax(1, GATHER_TASK / inner)};
+    tl_parallel(tl_ceil_div(outer * k, job.per_task), take_task, &job);
     return TORCHLEAN_OK;
 }
 
-int32_t tl_cpu_gather_rows(TL_UNUSED tl_context *ctx, const float *mat, const uint32_t *indices, int64_t rows,
-                           int64_t cols, int64_t k, float *out)
+int32_t tl_cpu_gather_rows(tl_context *ctx, const float *mat, const uint32_t *indices, int64_t rows, int64_t cols,
+                           int64_t k, float *out)
 {
-    return gather(mat, indices, rows, cols, k, out);
+    return tl_cpu_take_axis(ctx, mat, indices, 1, rows, cols, 1, k, 1, out);
 }
 
 /* ---- the sums of a block ----------------------------------------------------------------------------------------- */
@@ -446,58 +463,6 @@ int32_t tl_cpu_scatter_add_rows(tl_context *ctx, const float *mat, const float *
                                 int64_t rows, int64_t cols, int64_t k, float *out)
 {
     return scatter(ctx, mat, values, indices, out, 1, rows, cols, 1, k, 1);
-}
-
-/* ---- along an axis --------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    const float *x;
-    const uint32_t *indices;
-    float *out;
-    int64_t outer, n, inner, io, k, ii, per_task;
-} axis_job;
-
-/* The index of (o, j, 0), as above. */
-static const uint32_t *indices_of(const axis_job *job, int64_t o, int64_t j)
-{
-    return job->indices + ((job->io == 1 ? 0 : o) * job->k + j) * job->ii;
-}
-
-/* Rows of `inner` elements that lie side by side in the output and are taken from the same x. */
-static inline void take_rows(const axis_job *job, const float *x, const uint32_t *at, int64_t rows, float *out)
-{
-    const int64_t inner = job->inner, n = job->n, ii = job->ii;
-    for (int64_t j = 0; inner == 1 && j < rows; j++)
-        out[j] = at[j] < n ? x[at[j]] : 0.0f;
-    for (int64_t j = 0; inner > 1 && j < rows; j++, at += ii, out += inner) {
-        if (ii > 1)
-            for (int64_t c = 0; c < inner; c++)
-                out[c] = at[c] < n ? x[at[c] * inner + c] : 0.0f;
-        else if (at[0] < n)
-            memcpy(out, x + at[0] * inner, (size_t)inner * sizeof *out);
-        else
-            memset(out, 0, (size_t)inner * sizeof *out);
-    }
-}
-
-/* Task t owns rows t*per_task .. (t+1)*per_task - 1, of `inner` elements, of the output. */
-static void take_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
-{
-    const axis_job job = *(const axis_job *)arg;
-    const int64_t end = tl_imin((t + 1) * job.per_task, job.outer * job.k);
-    int64_t r = t * job.per_task, o = r / job.k, j = r % job.k;
-    for (int64_t rows; r < end; r += rows, o++, j = 0) {
-        rows = tl_imin(job.k - j, end - r);
-        take_rows(&job, job.x + o * job.n * job.inner, indices_of(&job, o, j), rows, job.out + r * job.inner);
-    }
-}
-
-int32_t tl_cpu_take_axis(TL_UNUSED tl_context *ctx, const float *x, const uint32_t *indices, int64_t outer, int64_t n,
-                         int64_t inner, int64_t io, int64_t k, int64_t ii, float *out)
-{
-    axis_job job = {x, indices, out, outer, n, inner, io, k, ii, .per_task = tl_imax(1, GATHER_TASK / inner)};
-    tl_parallel(tl_ceil_div(outer * k, job.per_task), take_task, &job);
-    return TORCHLEAN_OK;
 }
 
 int32_t tl_cpu_scatter_add_axis(tl_context *ctx, const float *x, const float *values, const uint32_t *indices,

@@ -31,18 +31,6 @@ TL_LEAF(affine_sample)
     TL_WRITE(a->stream, a->out + p->at, p->n, tl_channel_affine(x[i], center[i], slope[i], shift[i]));
 }
 
-/* Fewer positions than a line has are no row of their own where a batch repeats them. */
-enum { FEW_POSITIONS = 16, REPEATED = 4 };
-
-/* out[c * positions + p] = of[c]. */
-static float *repeat_each(const float *of, int64_t channels, int64_t positions, float *out)
-{
-    for (int64_t c = 0; c < channels; c++)
-        for (int64_t p = 0; p < positions; p++)
-            out[c * positions + p] = of[c];
-    return out;
-}
-
 int32_t tl_cpu_channel_affine(tl_context *ctx, const float *x, const float *center, const float *slope,
                               const float *shift, int64_t batch, int64_t channels, int64_t positions, float *out)
 {
@@ -54,19 +42,6 @@ int32_t tl_cpu_channel_affine(tl_context *ctx, const float *x, const float *cent
                     .out = out,
                     .channels = channels,
                     .stream = batch * channels * positions >= TL_STREAM_FROM};
-    if (positions > 1 && positions < FEW_POSITIONS &&
-        batch >= REPEATED) { /* samples are rows, of whose elements each has its own map */
-        const int64_t cols = channels * positions;
-        void *scratch;
-        int32_t status = tl_pool_alloc(ctx, (size_t)(3 * cols) * sizeof(float), &scratch);
-        if (status) return status;
-        a.center = repeat_each(center, channels, positions, scratch);
-        a.slope = repeat_each(slope, channels, positions, (float *)scratch + cols);
-        a.shift = repeat_each(shift, channels, positions, (float *)scratch + 2 * cols);
-        status = tl_run_phases(ctx, &a, &by_sample, 1, batch, cols);
-        tl_pool_free(ctx, scratch);
-        return status;
-    }
     return positions == 1 ? tl_run_phases(ctx, &a, &by_sample, 1, batch, channels)
                           : tl_run_phases(ctx, &a, &by_channel, 1, batch * channels, positions);
 }

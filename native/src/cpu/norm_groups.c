@@ -19,10 +19,20 @@ typedef struct groups_job {
     float *means, *vars, *istds;            /* per row; of vars there may be none */
     float *sums_a, *sums_ax;                /* per row, of a gradient: those of a and a xhat */
     int scaled;                             /* a is g times gamma; else gamma is a factor of the result */
-    int64_t leaves, per_task;               /* of a row; rows of a task where a row is one leaf */
-    float *parts[3];                        /* (rows, leaves) each */
-    float *buffers;                         /* two leaves for each worker */
+    const struct steps *steps;
+    int64_t leaves, per_task; /* of a row; rows of a task where a row is one leaf */
+    float *parts[3];          /* (rows, leaves) each */
+    float *totals[2];         /* of a gradient, per row: the sums of a and a xhat */
+    float *buffers;           /* two leaves for each worker */
 } groups_job;
+
+/* What is done with a leaf of n elements, which begins with element `first` of its row, and with a row. `room` holds two leaves. */
+typedef struct steps {
+    void (*gather)(const groups_job *a, int64_t row, int64_t first, int64_t n, float *room);
+    void (*sum)(const groups_job *a, int64_t leaf, int64_t n, const float *room); /* leaf: of all rows */
+    void (*join)(const groups_job *a, int64_t row);
+    void (*write)(const groups_job *a, int64_t row, int64_t first, int64_t n, float *room);
+} steps;
 
 /* A part of a run within a leaf of n elements: those from `begin` on. */
 typedef struct piece {
@@ -48,11 +58,6 @@ static inline piece next_piece(const groups_job *a, piece p, int64_t n)
         __VA_ARGS__;                                                                             \
     }
 
-static inline void gather_leaf(const groups_job *a, const float *x, int64_t row, int64_t first, int64_t n, float *to)
-{
-    EACH_PIECE(a, row, first, n, for (int64_t i = 0; i < p.n; i++) to[p.begin + i] = x[p.at + i]);
-}
-
 static inline int64_t length_of(const groups_job *a, int64_t leaf)
 {
     return tl_imin(a->at.cols - leaf * TL_SUM_LEAF, TL_SUM_LEAF);
@@ -63,20 +68,97 @@ static inline float gamma_of(const groups_job *a, int64_t row, int64_t q)
     return a->gamma ? a->gamma[tl_channel_of(&a->at, row, q)] : 1.0f;
 }
 
-/* ---- forward ----------------------------------------------------------------------------------------------------- */
-
-static inline float squares_around(const float *x, int64_t n, float mean)
+/* Neighbouring rows whose runs share lines of memory are one task. */
+static int64_t rows_of_task(const struct tl_norm_runs *at)
 {
-    float sum;
-    TL_LEAF_SUM(sum, n, tl_square_of_difference(x[i], mean));
-    return sum;
+    const int64_t shared = at->run < TL_LINE ? TL_LINE / at->run : 1;
+    return tl_imax(shared, tl_even_units(at->rows, at->cols, TL_ROW_SPAN));
 }
 
-static void keep_row(const groups_job *a, int64_t row, float mean, float squares)
+static void row_task(void *arg, int64_t task, int32_t worker)
 {
+    const groups_job *a = arg;
+    const int64_t last = tl_imin(a->at.rows, (task + 1) * a->per_task);
+    float *const room = a->buffers + 2 * worker * TL_SUM_LEAF;
+    for (int64_t row = task * a->per_task; row < last; row++) {
+        a->steps->gather(a, row, 0, a->at.cols, room);
+        a->steps->sum(a, row, a->at.cols, room);
+        a->steps->join(a, row);
+        if (a->out) a->steps->write(a, row, 0, a->at.cols, room);
+    }
+}
+
+static void sum_task(void *arg, int64_t task, int32_t worker)
+{
+    const groups_job *a = arg;
+    const int64_t leaf = task % a->leaves, n = length_of(a, leaf);
+    float *const room = a->buffers + 2 * worker * TL_SUM_LEAF;
+    a->steps->gather(a, task / a->leaves, leaf * TL_SUM_LEAF, n, room);
+    a->steps->sum(a, task, n, room);
+}
+
+static void write_task(void *arg, int64_t task, int32_t worker)
+{
+    const groups_job *a = arg;
+    const int64_t row = task / a->leaves, leaf = task % a->leaves, n = length_of(a, leaf);
+    float *const room = a->buffers + 2 * worker * TL_SUM_LEAF;
+    a->steps->gather(a, row, leaf * TL_SUM_LEAF, n, room);
+    a->steps->write(a, row, leaf * TL_SUM_LEAF, n, room);
+}
+
+static int32_t run(tl_context *ctx, groups_job a)
+{
+    if (a.at.rows == 0 || a.at.cols == 0) return TORCHLEAN_OK;
+    a.leaves = tl_ceil_div(a.at.cols, TL_SUM_LEAF);
+    a.per_task = rows_of_task(&a.at);
+    const int64_t buffers = 2 * (int64_t)tl_workers() * TL_SUM_LEAF, parts = a.at.rows * a.leaves;
+    void *scratch;
+    const int32_t status = tl_pool_alloc(ctx, (size_t)(buffers + 3 * parts + 2 * a.at.rows) * sizeof(float), &scratch);
+    if (status) return status;
+    a.buffers = scratch;
+    for (int32_t k = 0; k < 3; k++)
+        a.parts[k] = a.buffers + buffers + k * parts;
+    a.totals[0] = a.parts[2] + parts, a.totals[1] = a.totals[0] + a.at.rows;
+    if (a.leaves == 1) {
+        tl_parallel(tl_ceil_div(a.at.rows, a.per_task), row_task, &a);
+    } else {
+        tl_parallel(parts, sum_task, &a);
+        for (int64_t r = 0; r < a.at.rows; r++)
+            a.steps->join(&a, r);
+        if (a.out) tl_parallel(parts, write_task, &a);
+    }
+    tl_pool_free(ctx, scratch);
+    return TORCHLEAN_OK;
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+static void gather_leaf(const groups_job *a, int64_t row, int64_t first, int64_t n, float *room)
+{
+    EACH_PIECE(a, row, first, n, for (int64_t i = 0; i < p.n; i++) room[p.begin + i] = a->x[p.at + i]);
+}
+
+static void sum_moments(const groups_job *a, int64_t leaf, int64_t n, const float *x)
+{
+    const float sum = tl_leaf_sum(x, n), mean = tl_per_count(sum, n);
+    a->parts[0][leaf] = sum;
+    TL_LEAF_SUM(a->parts[1][leaf], n, tl_square_of_difference(x[i], mean));
+    if (a->leaves > 1) TL_LEAF_SUM(a->parts[2][leaf], n, x[i] - mean);
+}
+
+static void join_moments(const groups_job *a, int64_t row)
+{
+    const float *const sums = a->parts[0] + row * a->leaves, *const differences = a->parts[2] + row * a->leaves;
+    float *const squares = a->parts[1] + row * a->leaves;
+    const float mean = tl_per_count(a->leaves == 1 ? sums[0] : tl_row_sum(sums, a->leaves), a->at.cols);
+    for (int64_t l = 0; a->leaves > 1 && l < a->leaves; l++) {
+        const int64_t n = length_of(a, l);
+        squares[l] = tl_squares_of_leaf(squares[l], differences[l], tl_per_count(sums[l], n), mean, n);
+    }
+    const float all = a->leaves == 1 ? squares[0] : tl_row_sum(squares, a->leaves);
     a->means[row] = mean;
-    if (a->vars) a->vars[row] = tl_per_count(squares, a->at.cols);
-    a->istds[row] = tl_inverse_deviation(squares, a->at.cols, a->eps);
+    if (a->vars) a->vars[row] = tl_per_count(all, a->at.cols);
+    a->istds[row] = tl_inverse_deviation(all, a->at.cols, a->eps);
 }
 
 /* The results of a leaf that x holds, which is used up. */
@@ -90,95 +172,15 @@ static void write_leaf(const groups_job *a, int64_t row, int64_t first, int64_t 
                for (int64_t i = 0; i < p.n; i++) to[i] = fmaf(from[i], gamma, beta));
 }
 
-static void row_task(void *arg, int64_t task, int32_t worker)
-{
-    const groups_job *a = arg;
-    const int64_t n = a->at.cols, last = tl_imin(a->at.rows, (task + 1) * a->per_task);
-    float *const x = a->buffers + 2 * worker * TL_SUM_LEAF;
-    for (int64_t row = task * a->per_task; row < last; row++) {
-        gather_leaf(a, a->x, row, 0, n, x);
-        const float mean = tl_per_count(tl_leaf_sum(x, n), n);
-        keep_row(a, row, mean, squares_around(x, n, mean));
-        write_leaf(a, row, 0, n, x);
-    }
-}
-
-static void moments_task(void *arg, int64_t task, int32_t worker)
-{
-    const groups_job *a = arg;
-    const int64_t row = task / a->leaves, leaf = task % a->leaves, n = length_of(a, leaf);
-    float *const x = a->buffers + 2 * worker * TL_SUM_LEAF, differences;
-    gather_leaf(a, a->x, row, leaf * TL_SUM_LEAF, n, x);
-    const float sum = tl_leaf_sum(x, n), mean = tl_per_count(sum, n);
-    TL_LEAF_SUM(differences, n, x[i] - mean);
-    a->parts[0][task] = sum;
-    a->parts[1][task] = squares_around(x, n, mean);
-    a->parts[2][task] = differences;
-}
-
-static void write_task(void *arg, int64_t task, int32_t worker)
-{
-    const groups_job *a = arg;
-    const int64_t row = task / a->leaves, leaf = task % a->leaves, n = length_of(a, leaf);
-    float *const x = a->buffers + 2 * worker * TL_SUM_LEAF;
-    gather_leaf(a, a->x, row, leaf * TL_SUM_LEAF, n, x);
-    write_leaf(a, row, leaf * TL_SUM_LEAF, n, x);
-}
-
-static void join_moments(const groups_job *a, int64_t row)
-{
-    const float *const sums = a->parts[0] + row * a->leaves, *const differences = a->parts[2] + row * a->leaves;
-    float *const squares = a->parts[1] + row * a->leaves;
-    const float mean = tl_per_count(tl_row_sum(sums, a->leaves), a->at.cols);
-    for (int64_t l = 0; l < a->leaves; l++) {
-        const int64_t n = length_of(a, l);
-        squares[l] = tl_squares_of_leaf(squares[l], differences[l], tl_per_count(sums[l], n), mean, n);
-    }
-    keep_row(a, row, mean, tl_row_sum(squares, a->leaves));
-}
-
-/* Neighbouring rows whose runs share lines of memory are one task. */
-static int64_t rows_of_task(const struct tl_norm_runs *at)
-{
-    const int64_t shared = at->run < TL_LINE ? TL_LINE / at->run : 1;
-    return tl_imax(shared, tl_even_units(at->rows, at->cols, TL_ROW_SPAN));
-}
-
-/* Buffers for the workers and `count` numbers of each leaf where a row has several; *scratch is to be freed. */
-static int32_t prepare(tl_context *ctx, groups_job *a, int32_t count, void **scratch)
-{
-    a->leaves = tl_ceil_div(a->at.cols, TL_SUM_LEAF);
-    a->per_task = rows_of_task(&a->at);
-    const int64_t buffers = 2 * (int64_t)tl_workers() * TL_SUM_LEAF;
-    const int64_t parts = a->leaves > 1 ? a->at.rows * a->leaves : 0;
-    const int32_t status = tl_pool_alloc(ctx, (size_t)(buffers + count * parts) * sizeof(float), scratch);
-    if (status) return status;
-    a->buffers = *scratch;
-    for (int32_t k = 0; k < count; k++)
-        a->parts[k] = a->buffers + buffers + k * parts;
-    return TORCHLEAN_OK;
-}
-
 static int32_t forward(tl_context *ctx, groups_job a)
 {
-    void *scratch;
+    static const steps of = {gather_leaf, sum_moments, join_moments, write_leaf};
     for (int64_t r = 0; a.at.cols == 0 && r < a.at.rows; r++) {
         a.means[r] = a.istds[r] = NAN;
         if (a.vars) a.vars[r] = NAN;
     }
-    if (a.at.rows == 0 || a.at.cols == 0) return TORCHLEAN_OK;
-    const int32_t status = prepare(ctx, &a, 3, &scratch);
-    if (status) return status;
-    if (a.leaves == 1) {
-        tl_parallel(tl_ceil_div(a.at.rows, a.per_task), row_task, &a);
-    } else {
-        tl_parallel(a.at.rows * a.leaves, moments_task, &a);
-        for (int64_t r = 0; r < a.at.rows; r++)
-            join_moments(&a, r);
-        tl_parallel(a.at.rows * a.leaves, write_task, &a);
-    }
-    tl_pool_free(ctx, scratch);
-    return TORCHLEAN_OK;
+    a.steps = &of;
+    return run(ctx, a);
 }
 
 int32_t tl_cpu_batch_norm_stats(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t batch,
@@ -212,30 +214,21 @@ int32_t tl_cpu_group_norm_stats(tl_context *ctx, const float *x, const float *ga
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
 
-/* A leaf of x as xhat, and of g as a. */
-static void gather_both(const groups_job *a, int64_t row, int64_t first, int64_t n, float *xhat, float *as)
+/* A leaf of x as xhat, and behind it of g as a. */
+static void gather_both(const groups_job *a, int64_t row, int64_t first, int64_t n, float *room)
 {
     EACH_PIECE(a, row, first, n, const int64_t s = tl_statistic_of(&a->at, row, p.q);
                const float mean = a->given_means[s], istd = a->given_istds[s];
                const float gamma = a->scaled ? gamma_of(a, row, p.q) : 1.0f, *x = a->x + p.at, *g = a->g + p.at;
-               float *restrict to = xhat + p.begin; float *restrict to_a = as + p.begin;
+               float *restrict to = room + p.begin; float *restrict to_a = to + TL_SUM_LEAF;
                for (int64_t i = 0; i < p.n; i++) to[i] = tl_normalised(x[i], mean, istd), to_a[i] = g[i] * gamma);
 }
 
-static void sum_leaf(const float *xhat, const float *as, int64_t n, float *sum_a, float *sum_ax)
+static void sum_products(const groups_job *a, int64_t leaf, int64_t n, const float *xhat)
 {
-    *sum_a = tl_leaf_sum(as, n);
-    TL_LEAF_SUM(*sum_ax, n, as[i] * xhat[i]);
-}
-
-static void write_gradient(const groups_job *a, int64_t row, int64_t first, int64_t n, const float *xhat,
-                           const float *as, float sum_a, float sum_ax)
-{
-    const float mean_a = tl_per_count(sum_a, a->at.cols), mean_ax = tl_per_count(sum_ax, a->at.cols);
-    const float istd = a->given_istds[row], factor = a->scaled ? istd : istd * gamma_of(a, row, 0);
-    EACH_PIECE(a, row, first, n, float *restrict to = a->out + p.at;
-               const float *xs = xhat + p.begin, *of = as + p.begin;
-               for (int64_t i = 0; i < p.n; i++) to[i] = tl_norm_grad(of[i], xs[i], mean_a, mean_ax, factor));
+    const float *const as = xhat + TL_SUM_LEAF;
+    a->parts[0][leaf] = tl_leaf_sum(as, n);
+    TL_LEAF_SUM(a->parts[1][leaf], n, as[i] * xhat[i]);
 }
 
 static void keep_sums(const groups_job *a, int64_t row, float sum_a, float sum_ax)
@@ -244,60 +237,33 @@ static void keep_sums(const groups_job *a, int64_t row, float sum_a, float sum_a
     if (a->sums_ax) a->sums_ax[row] = sum_ax;
 }
 
-static void grad_row_task(void *arg, int64_t task, int32_t worker)
+static void join_products(const groups_job *a, int64_t row)
 {
-    const groups_job *a = arg;
-    const int64_t n = a->at.cols, last = tl_imin(a->at.rows, (task + 1) * a->per_task);
-    float *const xhat = a->buffers + 2 * worker * TL_SUM_LEAF, *const as = xhat + TL_SUM_LEAF, sum_a, sum_ax;
-    for (int64_t row = task * a->per_task; row < last; row++) {
-        gather_both(a, row, 0, n, xhat, as);
-        sum_leaf(xhat, as, n, &sum_a, &sum_ax);
-        keep_sums(a, row, sum_a, sum_ax);
-        if (a->out) write_gradient(a, row, 0, n, xhat, as, sum_a, sum_ax);
+    for (int32_t k = 0; k < 2; k++) {
+        const float *const of = a->parts[k] + row * a->leaves;
+        a->totals[k][row] = a->leaves == 1 ? of[0] : tl_row_sum(of, a->leaves);
     }
+    keep_sums(a, row, a->totals[0][row], a->totals[1][row]);
 }
 
-static void sums_task(void *arg, int64_t task, int32_t worker)
+static void write_gradient(const groups_job *a, int64_t row, int64_t first, int64_t n, float *xhat)
 {
-    const groups_job *a = arg;
-    const int64_t row = task / a->leaves, leaf = task % a->leaves, n = length_of(a, leaf);
-    float *const xhat = a->buffers + 2 * worker * TL_SUM_LEAF, *const as = xhat + TL_SUM_LEAF;
-    gather_both(a, row, leaf * TL_SUM_LEAF, n, xhat, as);
-    sum_leaf(xhat, as, n, &a->parts[0][task], &a->parts[1][task]);
-}
-
-static void gradient_task(void *arg, int64_t task, int32_t worker)
-{
-    const groups_job *a = arg;
-    const int64_t row = task / a->leaves, leaf = task % a->leaves, n = length_of(a, leaf);
-    float *const xhat = a->buffers + 2 * worker * TL_SUM_LEAF, *const as = xhat + TL_SUM_LEAF;
-    gather_both(a, row, leaf * TL_SUM_LEAF, n, xhat, as);
-    write_gradient(a, row, leaf * TL_SUM_LEAF, n, xhat, as, a->parts[2][row], a->parts[2][a->at.rows + row]);
+    const float mean_a = tl_per_count(a->totals[0][row], a->at.cols), *const as = xhat + TL_SUM_LEAF;
+    const float mean_ax = tl_per_count(a->totals[1][row], a->at.cols);
+    const float istd = a->given_istds[row], factor = a->scaled ? istd : istd * gamma_of(a, row, 0);
+    EACH_PIECE(a, row, first, n, float *restrict to = a->out + p.at;
+               const float *xs = xhat + p.begin, *of = as + p.begin;
+               for (int64_t i = 0; i < p.n; i++) to[i] = tl_norm_grad(of[i], xs[i], mean_a, mean_ax, factor));
 }
 
 static int32_t backward(tl_context *ctx, groups_job a)
 {
-    void *scratch;
+    static const steps of = {gather_both, sum_products, join_products, write_gradient};
     if (!a.out && !a.sums_a && !a.sums_ax) return TORCHLEAN_OK;
     for (int64_t r = 0; a.at.cols == 0 && r < a.at.rows; r++)
         keep_sums(&a, r, 0.0f, 0.0f);
-    if (a.at.rows == 0 || a.at.cols == 0) return TORCHLEAN_OK;
-    const int32_t status = prepare(ctx, &a, 3, &scratch);
-    if (status) return status;
-    if (a.leaves == 1) {
-        tl_parallel(tl_ceil_div(a.at.rows, a.per_task), grad_row_task, &a);
-    } else {
-        tl_parallel(a.at.rows * a.leaves, sums_task, &a);
-        for (int64_t r = 0; r < a.at.rows; r++) {
-            float *const sum_a = a.parts[2] + r, *const sum_ax = sum_a + a.at.rows;
-            *sum_a = tl_row_sum(a.parts[0] + r * a.leaves, a.leaves);
-            *sum_ax = tl_row_sum(a.parts[1] + r * a.leaves, a.leaves);
-            keep_sums(&a, r, *sum_a, *sum_ax);
-        }
-        if (a.out) tl_parallel(a.at.rows * a.leaves, gradient_task, &a);
-    }
-    tl_pool_free(ctx, scratch);
-    return TORCHLEAN_OK;
+    a.steps = &of;
+    return run(ctx, a);
 }
 
 int32_t tl_cpu_batch_norm_stats_bwd(tl_context *ctx, const float *x, const float *gamma, const float *mean,

@@ -1,27 +1,52 @@
-/* Pooling on the CPU.
+/* Pooling on the CPU: the lanes of a vector are channels, so that a window needs no neighbours, or outputs where rows are long.
  *
- * Forward: the unit is a block of a row of outputs. Its accumulators, one per output, lie in L1; every row of cells the
- * block's windows meet passes over them once, in row-major order, so a loop runs over neighbouring outputs and
- * vectorises for the strides 1 and 2, while each sum keeps the order of its window's cells. Where rows have few
- * outputs, lanes are channels (pool_lanes.c), or, of few channels, neighbours along the first axis.
+ *   unit        LANES channels, and of them a band along one axis: of outputs (forward) or of cells (gradients). What it reads is
+ *               turned, a vector for each cell, and the results are turned back
+ *   for row     of outputs, in order
+ *   for cells   a row of cells passes over the row's windows: an output keeps the order of its window's cells, and a cell's
+ *               gradients that of its windows, row-major
  *
- * Gradients: a task owns a contiguous range of cells (rows of the first spatial axis of one channel, or whole
- * channels), visits the windows that meet it in row-major order, computes what it needs of a window anew, and adds only
- * to cells of its own. Two tasks never write the same cell, and a cell's additions come in the order of its windows.
- * Windows of padding alone are never visited. */
+ * A unit of gradients visits the windows that meet its cells, computes what it needs of a window anew, and adds only to cells of
+ * its own. Windows of padding alone are never visited. */
 #include <string.h>
 
-#include "formula/integer.h"
-#include "cpu/pool.h"
+#include "core/threads.h"
+#include "cpu/turn.h"
+#include "formula/count.h"
+#include "formula/pool.h"
 #include "generated/pool.h"
 
 enum {
-    BLOCK = 768,  /* outputs of a unit: accumulators of 3 KiB each */
-    LOOK = 64,    /* rows of cells between two looks for an interruption */
-    TASK = 65536, /* cells read (forward) or owned (gradients) that make a task */
+    CELLS = 2048,  /* of a band of outputs */
+    PLANE = 16384, /* of a band of gradients: with their windows they fill an L2 of 1 MiB and more */
+    KERNELS = 8, /* that are at least as long as such a band; its neighbours compute the windows across its ends, too */
+    UNIT_WORK = 8192, /* cells in windows, LANES channels each, that make a task */
+    LOOK = 64,        /* rows between two looks for an interruption */
+    LONG_ROW = 64,    /* outputs of a row, from which on lanes are outputs: forward, of maxima and means */
+    TASK = 65536,     /* cells that make a task there */
 };
 
-#define INLINE static inline __attribute__((always_inline))
+/* The spatial axes; a single one is preceded by an axis of one cell, so there is always a leading axis. `step` is the
+ * distance of neighbours on an axis. */
+typedef struct {
+    int32_t lead, cut; /* leading axes, axis `lead` being the last; the axis of bands, the first of several cells */
+    int64_t channels, plane, windows, kernel;
+    int64_t n[9], k[9], s[9], p[9], o[9], step[9];
+} pool_shape;
+
+enum pool_kind { POOL_MAX, POOL_MEAN, POOL_SMOOTH };
+
+typedef struct {
+    pool_shape v;
+    enum pool_kind kind;
+    float beta;
+    const float *x, *g;
+    float *out;
+    int64_t band, bands, units, per_task; /* outputs or cells of a band, bands of the same channels */
+    int64_t cells, windows;               /* of a unit, at most */
+    int64_t worker_floats;
+    float *scratch;
+} pool_call;
 
 /* Axes of one cell are left out, and if fewer than two are left, some of one cell precede them. */
 static pool_shape view(int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride,
@@ -37,6 +62,7 @@ static pool_shape view(int64_t channels, const tl_dims *spatial, const tl_dims *
         v.n[axes] = n, v.k[axes] = k, v.s[axes] = s, v.p[axes] = p, v.o[axes] = o;
         axes++;
     }
+    v.cut = axes < 2;
     for (; axes < 2; axes++) {
         v.n[1] = v.n[0], v.k[1] = v.k[0], v.s[1] = v.s[0], v.p[1] = v.p[0], v.o[1] = v.o[0];
         v.n[0] = v.k[0] = v.s[0] = v.o[0] = 1, v.p[0] = 0;
@@ -50,391 +76,425 @@ static pool_shape view(int64_t channels, const tl_dims *spatial, const tl_dims *
     return v;
 }
 
-/* A block of neighbouring windows: outputs [from, to) of the row of outputs `at` on the leading axes. The rows of cells
- * that their windows meet are those with leading coordinates in [low, high). */
-typedef struct pool_row {
-    int64_t low[8], high[8], rows;
-    int64_t from, to, in_from, in_to; /* windows in [in_from, in_to) have no padded cell on the last axis */
-} pool_row;
+/* ---- units and windows -------------------------------------------------------------------------------------------- */
 
-static pool_row find_row(const pool_shape *v, const int64_t *at, int64_t from, int64_t to)
+/* A unit: its first channel, its lanes, and on the axis of bands the cells that it owns, outputs from .. to - 1 and the cells low ..
+ * high - 1 that these meet. */
+typedef struct {
+    int64_t channel, lanes, own, end, from, to, low, high;
+} unit_t;
+
+static unit_t unit_at(const pool_call *f, int64_t number)
 {
-    pool_row r = {.rows = 1, .from = from, .to = to};
-    const int32_t l = v->lead;
-    for (int32_t i = 0; i < l; i++) {
-        const int64_t start = at[i] * v->s[i] - v->p[i];
-        r.low[i] = tl_imax(start, 0);
-        r.high[i] = tl_imin(start + v->k[i], v->n[i]);
-        r.rows *= tl_imax(r.high[i] - r.low[i], 0);
+    const pool_shape *v = &f->v;
+    const int64_t n = v->n[v->cut], k = v->k[v->cut], s = v->s[v->cut], p = v->p[v->cut];
+    unit_t u = {.channel = number / f->bands * LANES, .end = n};
+    const int64_t first = number % f->bands * f->band;
+    u.lanes = tl_imin(LANES, v->channels - u.channel);
+    if (f->g) {
+        u.own = first, u.end = tl_imin(first + f->band, n);
+        u.from = tl_imax(0, tl_ceil_div(u.own + p - k + 1, s));
+        u.to = tl_imax(tl_imin((u.end - 1 + p) / s + 1, v->o[v->cut]), u.from);
+    } else {
+        u.from = first, u.to = tl_imin(first + f->band, v->o[v->cut]);
     }
-    const int64_t room = v->n[l] + v->p[l] - v->k[l];
-    r.in_from = tl_imin(tl_imax(tl_ceil_div(v->p[l], v->s[l]), from), to);
-    r.in_to = room < 0 ? r.in_from : tl_imax(tl_imin(room / v->s[l] + 1, to), r.in_from);
-    return r;
+    u.low = tl_imin(tl_imax(u.from * s - p, 0), n);
+    u.high = tl_imax(tl_imin((u.to - 1) * s - p + k, n), u.low);
+    return u;
 }
 
-/* Padded cells of window o, as tl_pool_total takes them. */
-static inline float padded(const pool_shape *v, const pool_row *r, int64_t o)
+/* The next coordinates in row-major order between low and high; 0 after the last. */
+static inline int next(int64_t *c, const int64_t *low, const int64_t *high, int32_t axes)
 {
-    const int64_t start = o * v->s[v->lead] - v->p[v->lead];
-    const int64_t cells = tl_imin(start + v->k[v->lead], v->n[v->lead]) - tl_imax(start, 0);
-    return tl_pool_padded(v->kernel, r->rows * cells);
+    for (int32_t i = axes - 1; i >= 0; i--) {
+        if (++c[i] < high[i]) return 1;
+        c[i] = low[i];
+    }
+    return 0;
 }
 
-/* ---- one row of cells passes over a block ------------------------------------------------------------------------ */
+static inline int64_t offset(const pool_shape *v, const int64_t *c)
+{
+    int64_t sum = 0;
+    for (int32_t i = 0; i < v->lead; i++)
+        sum += c[i] * v->step[i];
+    return sum;
+}
 
-/* Accumulators of a block: a and, for some passes, the extremes p or the winners' cells. */
-typedef struct pool_block {
-    float a[BLOCK], p[BLOCK];
-    uint32_t cell[BLOCK];
-} pool_block;
+/* The cells low .. high - 1 of window o on an axis. */
+INLINE void window_of(const pool_shape *v, int32_t axis, int64_t o, int64_t *low, int64_t *high)
+{
+    const int64_t start = o * v->s[axis] - v->p[axis];
+    *low = tl_imax(start, 0);
+    *high = tl_imin(start + v->k[axis], v->n[axis]);
+}
 
-/* Defines NAME(row, base, v, r, b, beta): for every output of the block and every cell x of its window in `row`, which
- * begins at cell `base` of the plane, in order: CELL, over a (the accumulator), p, x, w (the winner) and here (x's
- * cell). Windows inside the row go `kernel` cells at a time where that is a small constant, else cell by cell. */
-#define TL_PASS(NAME, CELL)                                                                                            \
-    INLINE void NAME##_inside(const float *restrict row, uint32_t base, int64_t n, int64_t kernel, int64_t stride,     \
-                              float *restrict aa, const float *restrict pp, uint32_t *restrict ww, float beta)         \
-    {                                                                                                                  \
-        (void)pp, (void)ww, (void)beta, (void)base;                                                                    \
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)                                                           \
-        {                                                                                                              \
-            float a = aa[i], p = pp[i];                                                                                \
-            uint32_t w = ww[i];                                                                                        \
-            _Pragma("GCC unroll 4") for (int64_t j = 0; j < kernel; j++)                                               \
-            {                                                                                                          \
-                const float x = row[i * stride + j];                                                                   \
-                const uint32_t here = base + (uint32_t)(i * stride + j);                                               \
-                CELL                                                                                                   \
-                (void)here;                                                                                            \
-            }                                                                                                          \
-            aa[i] = a;                                                                                                 \
-            ww[i] = w;                                                                                                 \
-            (void)p;                                                                                                   \
-        }                                                                                                              \
-    }                                                                                                                  \
-    static void NAME(const float *row, int64_t base, const pool_shape *v, const pool_row *r, pool_block *b,            \
-                     float beta)                                                                                       \
-    {                                                                                                                  \
-        const int32_t l = v->lead;                                                                                     \
-        const int64_t s = v->s[l], k = v->k[l], n = r->in_to - r->in_from, at = r->in_from - r->from;                  \
-        const int64_t shift = r->in_from * s - v->p[l];                                                                \
-        const float *first = row + (n > 0 ? shift : 0);                                                                \
-        const uint32_t cell = (uint32_t)(base + shift);                                                                \
-        float *aa = b->a + at;                                                                                         \
-        const float *pp = b->p + at;                                                                                   \
-        uint32_t *ww = b->cell + at;                                                                                   \
-        if (s == 1 && k == 2)                                                                                          \
-            NAME##_inside(first, cell, n, 2, 1, aa, pp, ww, beta);                                                     \
-        else if (s == 1 && k == 3)                                                                                     \
-            NAME##_inside(first, cell, n, 3, 1, aa, pp, ww, beta);                                                     \
-        else if (s == 2 && k == 2)                                                                                     \
-            NAME##_inside(first, cell, n, 2, 2, aa, pp, ww, beta);                                                     \
-        else if (s == 2 && k == 3)                                                                                     \
-            NAME##_inside(first, cell, n, 3, 2, aa, pp, ww, beta);                                                     \
-        else if (s == 1)                                                                                               \
-            for (int64_t j = 0; n > 0 && j < k; j++)                                                                   \
-                NAME##_inside(first + j, cell + (uint32_t)j, n, 1, 1, aa, pp, ww, beta);                               \
-        else if (s == 2)                                                                                               \
-            for (int64_t j = 0; n > 0 && j < k; j++)                                                                   \
-                NAME##_inside(first + j, cell + (uint32_t)j, n, 1, 2, aa, pp, ww, beta);                               \
-        else if (n >= k)                                                                                               \
-            for (int64_t j = 0; j < k; j++)                                                                            \
-                NAME##_inside(first + j, cell + (uint32_t)j, n, 1, s, aa, pp, ww, beta);                               \
-        else                                                                                                           \
-            NAME##_inside(first, cell, n, k, s, aa, pp, ww, beta);                                                     \
-        for (int64_t o = r->from; o < r->to; o++) {                                                                    \
-            if (o == r->in_from && n > 0)                                                                              \
-                o = r->in_to;                                                                                          \
-            if (o >= r->to)                                                                                            \
-                break;                                                                                                 \
-            const int64_t start = o * s - v->p[l], low = tl_imax(start, 0), high = tl_imin(start + k, v->n[l]);        \
-            if (low >= high)                                                                                           \
-                continue;                                                                                              \
-            NAME##_inside(row + low, (uint32_t)(base + low), 1, high - low, 1, b->a + (o - r->from),                   \
-                          b->p + (o - r->from), b->cell + (o - r->from), beta);                                        \
-        }                                                                                                              \
+/* Outputs from .. to - 1 of a row; the rows of cells that they meet are those with leading coordinates low .. high - 1. */
+typedef struct {
+    const pool_shape *v;
+    float beta;
+    int64_t from, to, rows, low[8], high[8];
+} row_t;
+
+static void open_row(row_t *r, const int64_t *at)
+{
+    r->rows = 1;
+    for (int32_t i = 0; i < r->v->lead; i++) {
+        window_of(r->v, i, at[i], &r->low[i], &r->high[i]);
+        r->rows *= tl_imax(r->high[i] - r->low[i], 0);
     }
+}
 
-TL_PASS(pass_sum, a += x;)
-TL_PASS(pass_max, a = tl_max(a, x);)
-TL_PASS(pass_min, a = tl_min(a, x);)
-TL_PASS(pass_weight, a += tl_pool_weight(x, p, beta);)
-TL_PASS(pass_winner, const int32_t take = tl_pool_takes(x, a); a = take ? x : a; w = take ? here : w;)
+/* ---- a row of cells passes over a row of outputs ------------------------------------------------------------------ */
 
-typedef void (*pool_pass)(const float *, int64_t, const pool_shape *, const pool_row *, pool_block *, float);
+enum pass { PASS_MAX, PASS_MIN, PASS_SUM, PASS_WEIGHT, PASS_WINNER };
 
-/* All rows of cells of the block, in order; there are none where its windows lie in the padding. */
-static void all_rows(pool_pass pass, const float *x, const pool_shape *v, const pool_row *r, pool_block *b, float beta)
+/* All bits of a lane, or none. */
+typedef int32_t lane_bits __attribute__((vector_size(4 * LANES)));
+
+INLINE vec_f32 choose(lane_bits which, vec_f32 a, vec_f32 b)
+{
+    return (vec_f32)(((lane_bits)a & which) | ((lane_bits)b & ~which));
+}
+
+/* tl_max of each lane: what is less becomes all bits, which leaves the other; of two zeros the bits of both leave +0, and a NaN
+ * becomes all bits. */
+INLINE vec_f32 max_lanes(vec_f32 a, vec_f32 b)
+{
+    const lane_bits nan = (a != a) | (b != b);
+    return (vec_f32)((((lane_bits)a | (b > a)) & ((lane_bits)b | (a > b))) | nan);
+}
+
+/* x: the row's cell 0, which is number `base` of the plane; a: sums, extremes or the best cells; p: extremes of weights. */
+INLINE void pass_row(const enum pass pass, const row_t *r, const float *restrict x, int32_t base, float *restrict a,
+                     const float *restrict p, int32_t *restrict winner)
+{
+    const pool_shape *v = r->v;
+    for (int64_t o = r->from, i = 0; o < r->to; o++, i += LANES) {
+        int64_t low, high;
+        window_of(v, v->lead, o, &low, &high);
+        vec_f32 sum = load_f32(a + i);
+        lane_bits w = {0};
+        if (pass == PASS_WINNER) memcpy(&w, winner + i, sizeof w);
+        for (int64_t c = low; c < high; c++) {
+            const float *cell = x + c * LANES;
+            if (pass == PASS_MAX) sum = max_lanes(sum, load_f32(cell));
+            if (pass == PASS_SUM) sum += load_f32(cell);
+            if (pass == PASS_MIN || pass == PASS_WEIGHT)
+                for (int l = 0; l < LANES; l++)
+                    a[i + l] = pass == PASS_MIN ? tl_min(a[i + l], cell[l])
+                                                : a[i + l] + tl_pool_weight(cell[l], p[i + l], r->beta);
+            if (pass == PASS_WINNER) { /* tl_pool_takes says who takes the lead */
+                const lane_bits takes = (sum == sum) & ~(load_f32(cell) <= sum);
+                sum = choose(takes, load_f32(cell), sum);
+                w = ((base + (int32_t)c) & takes) | (w & ~takes);
+            }
+        }
+        if (pass != PASS_MIN && pass != PASS_WEIGHT) store_f32(a + i, sum);
+        if (pass == PASS_WINNER) memcpy(winner + i, &w, sizeof w);
+    }
+}
+
+/* All rows of cells, in order; `cells` is the plane's cell 0. */
+static void all_rows(enum pass pass, const row_t *r, const float *cells, float *a, const float *p, int32_t *winner)
 {
     int64_t c[8];
     if (r->rows == 0) return;
     memcpy(c, r->low, sizeof c);
     do {
-        const int64_t base = offset(v, c);
-        pass(x + base, base, v, r, b, beta);
-    } while (next(c, r->low, r->high, v->lead) && !(c[v->lead - 1] % LOOK == 0 && tl_interrupted()));
+        const int64_t base = offset(r->v, c);
+        const float *x = cells + base * LANES;
+        switch (pass) {
+        case PASS_MAX: pass_row(PASS_MAX, r, x, 0, a, p, winner); break;
+        case PASS_MIN: pass_row(PASS_MIN, r, x, 0, a, p, winner); break;
+        case PASS_SUM: pass_row(PASS_SUM, r, x, 0, a, p, winner); break;
+        case PASS_WEIGHT: pass_row(PASS_WEIGHT, r, x, 0, a, p, winner); break;
+        case PASS_WINNER: pass_row(PASS_WINNER, r, x, (int32_t)base, a, p, winner); break;
+        }
+    } while (next(c, r->low, r->high, r->v->lead) && !(c[r->v->lead - 1] % LOOK == 0 && tl_interrupted()));
 }
 
-static void start_at(pool_block *b, const pool_row *r, float value)
+INLINE void fill_lanes(float *a, int64_t n, float value)
 {
-    for (int64_t i = 0; i < r->to - r->from; i++)
-        b->a[i] = value;
+    for (int64_t i = 0; i < n * LANES; i++)
+        a[i] = value;
 }
 
-/* The extremes p, then the sums of weights a. `sum` runs over cells only; the padded ones come last. */
-static void weigh(const float *x, const pool_shape *v, const pool_row *r, pool_block *b, float beta)
+/* The extremes p, then the sums of weights a. The sums run over cells only; the padded ones come last. */
+static void weigh(const row_t *r, const float *cells, float *a, float *p)
 {
-    float pads[BLOCK];
     const int64_t n = r->to - r->from;
-    const float none = beta > 0.0f ? -TL_INF : TL_INF;
-    for (int64_t i = 0; i < n; i++) {
-        pads[i] = padded(v, r, r->from + i);
-        b->a[i] = pads[i] > 0.0f ? 0.0f : none;
+    const float none = r->beta > 0.0f ? -TL_INF : TL_INF;
+    for (int end = 0; end < 2; end++) {
+        for (int64_t i = 0, low, high; i < n; i++) {
+            window_of(r->v, r->v->lead, r->from + i, &low, &high);
+            const float pads = tl_pool_padded(r->v->kernel, r->rows * (high - low));
+            if (!end) fill_lanes(p + i * LANES, 1, pads > 0.0f ? 0.0f : none);
+            for (int64_t l = i * LANES; end && l < (i + 1) * LANES; l++)
+                a[l] = tl_pool_total(a[l], pads, p[l], r->beta);
+        }
+        if (end) return;
+        all_rows(r->beta > 0.0f ? PASS_MAX : PASS_MIN, r, cells, p, NULL, NULL);
+        fill_lanes(a, n, 0.0f);
+        all_rows(PASS_WEIGHT, r, cells, a, p, NULL);
     }
-    all_rows(beta > 0.0f ? pass_max : pass_min, x, v, r, b, beta);
-    memcpy(b->p, b->a, (size_t)n * sizeof(float));
-    start_at(b, r, 0.0f);
-    all_rows(pass_weight, x, v, r, b, beta);
-    for (int64_t i = 0; i < n; i++)
-        b->a[i] = tl_pool_total(b->a[i], pads[i], b->p[i], beta);
 }
 
-/* The cell that wins each window; the first of the window until another takes the lead. */
-static void find_winners(const float *x, const pool_shape *v, const pool_row *r, pool_block *b)
-{
-    const int64_t corner = offset(v, r->low), s = v->s[v->lead], p = v->p[v->lead];
-    for (int64_t i = 0; i < r->to - r->from; i++) {
-        b->a[i] = -TL_INF;
-        b->cell[i] = (uint32_t)(corner + tl_imax((r->from + i) * s - p, 0));
-    }
-    all_rows(pass_winner, x, v, r, b, 0.0f);
-}
+/* ---- forward ------------------------------------------------------------------------------------------------------- */
 
-/* ---- forward ----------------------------------------------------------------------------------------------------- */
-
-static void forward_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+static void forward_task(void *arg, int64_t task, int32_t worker)
 {
     const pool_call *f = arg;
     const pool_shape *v = &f->v;
-    pool_block b;
-    memset(b.p, 0, sizeof b.p);
-    memset(b.cell, 0, sizeof b.cell);
-    const int64_t last = tl_imin((task + 1) * f->group, f->units), width = v->o[v->lead];
-    for (int64_t u = task * f->group; u < last; u++) {
-        int64_t at[8], rest = u / f->blocks;
-        const int64_t row = rest, from = u % f->blocks * BLOCK;
-        for (int32_t i = v->lead - 1; i >= 0; i--) {
-            at[i] = rest % v->o[i];
-            rest /= v->o[i];
-        }
-        const pool_row r = find_row(v, at, from, tl_imin(from + BLOCK, width));
-        const float *x = f->x + rest * v->plane;
-        float *out = f->out + row * width + from;
+    const int64_t last = tl_imin((task + 1) * f->per_task, f->units), row_windows = v->windows / v->o[v->cut];
+    float *cells = f->scratch + worker * f->worker_floats, *const sums = cells + f->cells * LANES;
+    float *const extremes = sums + f->windows * LANES;
+    for (int64_t number = task * f->per_task; number < last && !tl_interrupted(); number++) {
+        const unit_t u = unit_at(f, number);
+        const int64_t first = u.low * v->step[v->cut], count = (u.to - u.from) * row_windows;
+        tl_turn_in(cells, f->x + u.channel * v->plane + first, v->plane, u.lanes, u.high * v->step[v->cut] - first);
+        row_t r = {.v = v, .beta = f->beta, .from = v->cut ? u.from : 0, .to = v->cut ? u.to : v->o[v->lead]};
+        int64_t at[8] = {v->cut ? 0 : u.from}, from[8] = {at[0]}, to[8];
+        memcpy(to, v->o, sizeof to);
+        if (!v->cut) to[0] = u.to;
+        const float *x = cells - first * LANES;
         const int64_t n = r.to - r.from;
-        if (f->kind == POOL_MAX) {
-            start_at(&b, &r, -TL_INF);
-            all_rows(pass_max, x, v, &r, &b, 0.0f);
-            memcpy(out, b.a, (size_t)n * sizeof(float));
-        } else if (f->kind == POOL_MEAN) {
-            start_at(&b, &r, 0.0f);
-            all_rows(pass_sum, x, v, &r, &b, 0.0f);
-            for (int64_t i = 0; i < n; i++)
-                out[i] = tl_per_count(b.a[i], v->kernel);
-        } else {
-            weigh(x, v, &r, &b, f->beta);
-            for (int64_t i = 0; i < n; i++)
-                out[i] = tl_pool_smooth(b.a[i], b.p[i], f->beta);
-        }
+        float *out = sums;
+        do {
+            open_row(&r, at);
+            fill_lanes(out, n, f->kind == POOL_MAX ? -TL_INF : 0.0f);
+            if (f->kind == POOL_SMOOTH)
+                weigh(&r, x, out, extremes);
+            else
+                all_rows(f->kind == POOL_MAX ? PASS_MAX : PASS_SUM, &r, x, out, NULL, NULL);
+            for (int64_t i = 0; f->kind == POOL_SMOOTH && i < n * LANES; i++)
+                out[i] = tl_pool_smooth(out[i], extremes[i], f->beta);
+            for (int64_t i = 0; f->kind == POOL_MEAN && i < n * LANES; i++)
+                out[i] = tl_per_count(out[i], v->kernel);
+            out += n * LANES;
+        } while (next(at, from, to, v->lead));
+        tl_turn_out(f->out + u.channel * v->windows + u.from * row_windows, sums, v->windows, u.lanes, count);
     }
 }
 
-/* The outputs of the first axis whose windows have no padded cell on it. */
-static void find_whole(const pool_shape *v, int64_t *from, int64_t *to)
+/* n windows of a row of cells x, `stride` apart, pass over their outputs. */
+INLINE void pass_windows(const int is_max, const int64_t kernel, const int64_t stride, const float *restrict x,
+                         int64_t n, float *restrict out)
 {
-    const int64_t room = v->n[0] + v->p[0] - v->k[0];
-    *from = tl_imin(tl_ceil_div(v->p[0], v->s[0]), v->o[0]);
-    *to = room < 0 ? *from : tl_imax(tl_imin(room / v->s[0] + 1, v->o[0]), *from);
-}
-
-/* Lanes are those outputs of a channel: what the windows of one of them meet is a plane of its own, of k[0] rows, and planes
- * overlap. The other outputs are few. */
-static int32_t forward_in_rows(tl_context *ctx, pool_call f, int64_t from, int64_t to)
-{
-    const pool_shape *v = &f.v;
-    const int64_t outputs = v->windows / v->o[0];
-    f.blocks = 1;
-    f.group = outputs / v->o[v->lead];
-    f.units = v->channels * v->o[0] * f.group;
-    pool_call rows = f;
-    rows.v.channels = to - from;
-    rows.v.plane = v->s[0] * v->step[0];
-    rows.v.windows = outputs;
-    rows.v.n[0] = v->k[0], rows.v.s[0] = rows.v.o[0] = 1, rows.v.p[0] = 0;
-    for (int64_t channel = 0; channel < v->channels; channel++) {
-        for (int64_t o = 0; o < v->o[0]; o++)
-            if (o < from || o >= to) forward_task(&f, channel * v->o[0] + o, 0);
-        rows.x = f.x + channel * v->plane + (from * v->s[0] - v->p[0]) * v->step[0];
-        rows.out = f.out + channel * v->windows + from * outputs;
-        const int32_t status = tl_pool_lanes(ctx, &rows);
-        if (status) return status;
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; i++) {
+        float a = out[i];
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < kernel; j++)
+            a = is_max ? tl_max(a, x[i * stride + j]) : a + x[i * stride + j];
+        out[i] = a;
     }
-    return TORCHLEAN_OK;
 }
 
-static int32_t forward(tl_context *ctx, pool_call f)
+/* The same of a whole row: windows that padding cuts are passed one by one. */
+INLINE void pass_long_row(const int is_max, const pool_shape *v, const float *x, float *out)
 {
-    const pool_shape *v = &f.v;
-    const int64_t width = v->o[v->lead];
-    int64_t from, to;
-    find_whole(v, &from, &to);
-    if (tl_pool_rows_serve(&f, to - from)) return forward_in_rows(ctx, f, from, to);
-    if (tl_pool_lanes_serve(&f, 0)) return tl_pool_lanes(ctx, &f);
-    f.blocks = tl_ceil_div(width, BLOCK);
-    f.units = v->channels * (v->windows / width) * f.blocks;
-    int64_t cells = tl_imin(width, BLOCK);
-    for (int32_t i = 0; i <= v->lead; i++)
-        cells *= tl_imin(v->k[i], v->n[i]);
-    f.group = tl_imax(1, TASK / cells);
-    tl_parallel(tl_ceil_div(f.units, f.group), forward_task, &f);
-    return TORCHLEAN_OK;
-}
-
-/* ---- gradients --------------------------------------------------------------------------------------------------- */
-
-/* gx[first + i·stride] += add[i], i = 0..n-1. */
-INLINE void add_strided(float *restrict gx, const float *restrict add, int64_t n, int64_t stride)
-{
-    if (stride == 1)
-        for (int64_t i = 0; i < n; i++)
-            gx[i] += add[i];
+    const int64_t k = v->k[v->lead], s = v->s[v->lead], p = v->p[v->lead], room = v->n[v->lead] + p - k;
+    const int64_t from = tl_imin(tl_ceil_div(p, s), v->o[v->lead]);
+    const int64_t to = room < 0 ? from : tl_imax(tl_imin(room / s + 1, v->o[v->lead]), from), n = to - from;
+    const float *first = n > 0 ? x + (from * s - p) : x;
+    if (k == 2 && s == 2)
+        pass_windows(is_max, 2, 2, first, n, out + from);
+    else if (k == 3 && s == 2)
+        pass_windows(is_max, 3, 2, first, n, out + from);
+    else if (k == 3 && s == 1)
+        pass_windows(is_max, 3, 1, first, n, out + from);
     else
-        for (int64_t i = 0; i < n; i++)
-            gx[i * stride] += add[i];
-}
-
-/* Adds each window's share to its cells in [low, high) of one row. The j-th cells of the block's windows are distinct,
- * and j goes down, so that the windows that share a cell add to it from the first to the last. */
-static void spread_row(const pool_call *f, const pool_row *r, const pool_block *b, const float *x, float *gx,
-                       int64_t low, int64_t high)
-{
-    const pool_shape *v = &f->v;
-    const int64_t s = v->s[v->lead], p = v->p[v->lead];
-    /* no window of the block reaches j that lie wholly left of low or right of high */
-    const int64_t top = tl_imin(v->k[v->lead] - 1, high - 1 + p - r->from * s);
-    const int64_t bottom = tl_imax(0, low + p - (r->to - 1) * s);
-    for (int64_t j = top; j >= bottom; j--) {
-        const int64_t from = tl_imax(r->from, tl_ceil_div(low + p - j, s)), room = high - 1 + p - j;
-        const int64_t to = tl_imin(r->to, room / s + 1), n = to - from, at = from - r->from;
-        if (n == 0) continue;
-        const int64_t cell = from * s + j - p;
-        if (f->kind == POOL_MEAN) {
-            add_strided(gx + cell, b->a + at, n, s);
-            continue;
-        }
-        float share[BLOCK];
-        const float *restrict xx = x + cell;
-        if (s == 1)
-            for (int64_t i = 0; i < n; i++)
-                share[i] = tl_pool_weight(xx[i], b->p[at + i], f->beta) * b->a[at + i];
-        else
-            for (int64_t i = 0; i < n; i++)
-                share[i] = tl_pool_weight(xx[i * s], b->p[at + i], f->beta) * b->a[at + i];
-        add_strided(gx + cell, share, n, s);
+        for (int64_t j = 0; j < k; j++)
+            pass_windows(is_max, 1, s, first + j, n, out + from);
+    for (int64_t o = 0, low, high; o < v->o[v->lead]; o++) {
+        if (o == from) o = to;
+        if (o == v->o[v->lead]) break;
+        window_of(v, v->lead, o, &low, &high);
+        pass_windows(is_max, high - low, 1, x + low, 1, out + o);
     }
 }
 
-/* The windows of one block of a row of outputs, for the owner of cells [own, end) of the plane x, gx. */
-static void spread(const pool_call *f, const int64_t *at, int64_t from, int64_t to, const float *x, const float *g,
-                   float *gx, int64_t own, int64_t end, pool_block *b)
-{
-    const pool_shape *v = &f->v;
-    const pool_row r = find_row(v, at, from, to);
-    const int64_t n = to - from;
-    if (f->kind == POOL_MAX) {
-        find_winners(x, v, &r, b);
-        for (int64_t i = 0; i < n; i++)
-            if (b->cell[i] >= own && b->cell[i] < end) gx[b->cell[i]] += tl_pool_prize(b->a[i], g[i]);
-        return;
-    }
-    if (f->kind == POOL_MEAN) {
-        memcpy(b->a, g, (size_t)n * sizeof(float));
-    } else {
-        weigh(x, v, &r, b, f->beta);
-        for (int64_t i = 0; i < n; i++)
-            b->a[i] = g[i] / b->a[i];
-    }
-    int64_t c[8];
-    memcpy(c, r.low, sizeof c);
-    do {
-        const int64_t base = offset(v, c), low = tl_imax(own - base, 0), high = tl_imin(end - base, v->n[v->lead]);
-        if (low < high) spread_row(f, &r, b, x ? x + base : NULL, gx + base, low, high);
-    } while (next(c, r.low, r.high, v->lead));
-}
-
-/* Windows of an axis that meet its cells [low, high): [*from, *to). */
-static void meeting(const pool_shape *v, int32_t axis, int64_t low, int64_t high, int64_t *from, int64_t *to)
-{
-    *from = tl_imax(0, tl_ceil_div(low + v->p[axis] - v->k[axis] + 1, v->s[axis]));
-    *to = tl_imin((high - 1 + v->p[axis]) / v->s[axis] + 1, v->o[axis]);
-}
-
-static void gradient_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+/* Units are rows of outputs. */
+static void long_rows_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const pool_call *f = arg;
     const pool_shape *v = &f->v;
-    const int32_t cut = v->n[0] == 1 && v->lead == 1 ? 1 : 0; /* a single axis is cut itself */
-    const int64_t last = tl_imin((task + 1) * f->group, f->units);
-    pool_block b;
-    memset(b.p, 0, sizeof b.p);
-    memset(b.cell, 0, sizeof b.cell);
-    for (int64_t u = task * f->group; u < last; u++) {
-        const int64_t channel = u / f->spans, low = u % f->spans * f->span, high = tl_imin(low + f->span, v->n[cut]);
-        const int64_t own = low * v->step[cut], end = high * v->step[cut];
-        const float *x = f->x ? f->x + channel * v->plane : NULL, *g = f->g + channel * v->windows;
-        float *gx = f->out + channel * v->plane;
-        memset(gx + own, 0, (size_t)(end - own) * sizeof(float));
-        int64_t first[9], past[9], at[8];
-        memcpy(first, f->first, sizeof first);
-        memcpy(past, f->past, sizeof past);
-        meeting(v, cut, low, high, &first[cut], &past[cut]);
-        if (f->met && first[cut] < past[cut]) {
-            memcpy(at, first, sizeof at);
-            do {
-                int64_t row = 0;
-                for (int32_t i = 0; i < v->lead; i++)
-                    row = row * v->o[i] + at[i];
-                for (int64_t from = first[v->lead]; from < past[v->lead]; from += BLOCK)
-                    spread(f, at, from, tl_imin(from + BLOCK, past[v->lead]), x, g + row * v->o[v->lead] + from, gx,
-                           own, end, &b);
-            } while (next(at, first, past, v->lead) && !tl_interrupted());
-        }
-        if (f->kind == POOL_MEAN)
-            for (int64_t i = own; i < end; i++)
-                gx[i] = tl_per_count(gx[i], v->kernel);
+    const int64_t last = tl_imin((task + 1) * f->per_task, f->units), width = v->o[v->lead];
+    const int is_max = f->kind == POOL_MAX;
+    for (int64_t number = task * f->per_task; number < last && !tl_interrupted(); number++) {
+        int64_t at[8], c[8], rest = number;
+        for (int32_t i = v->lead - 1; i >= 0; i--)
+            at[i] = rest % v->o[i], rest /= v->o[i];
+        row_t r = {.v = v};
+        open_row(&r, at);
+        float *out = f->out + number * width;
+        for (int64_t i = 0; i < width; i++)
+            out[i] = is_max ? -TL_INF : 0.0f;
+        memcpy(c, r.low, sizeof c);
+        if (r.rows > 0) do {
+                const float *x = f->x + rest * v->plane + offset(v, c);
+                if (is_max)
+                    pass_long_row(1, v, x, out);
+                else
+                    pass_long_row(0, v, x, out);
+            } while (next(c, r.low, r.high, v->lead) && !(c[v->lead - 1] % LOOK == 0 && tl_interrupted()));
+        for (int64_t i = 0; !is_max && i < width; i++)
+            out[i] = tl_per_count(out[i], v->kernel);
     }
 }
 
-static int32_t gradient(tl_context *ctx, pool_call f)
+/* ---- gradients ----------------------------------------------------------------------------------------------------- */
+
+/* What a row of outputs gives: `share` to all of its cells, by weights, or to the winners. */
+typedef struct {
+    const float *share, *extremes, *best;
+    const int32_t *winner;
+} shares;
+
+/* Adds the gradients of a row of outputs to cells own .. end - 1 of a row of cells, which begins at cell `base`. tl_pool_prize says
+ * what a winner receives. */
+INLINE void spread_row(const enum pool_kind kind, const row_t *r, shares s, int32_t base, int64_t own, int64_t end,
+                       const float *restrict x, float *restrict gx)
+{
+    const pool_shape *v = r->v;
+    for (int64_t o = r->from, i = 0; o < r->to; o++, i += LANES) {
+        int64_t low, high;
+        window_of(v, v->lead, o, &low, &high);
+        low = tl_imax(low, own), high = tl_imin(high, end);
+        vec_f32 share = load_f32(s.share + i);
+        const vec_f32 none = {0};
+        lane_bits w = {0};
+        if (kind == POOL_MAX) {
+            const vec_f32 best = load_f32(s.best + i);
+            share = choose(best != best, TL_NAN + none, share);
+            memcpy(&w, s.winner + i, sizeof w);
+        }
+        for (int64_t c = low; c < high; c++) {
+            float *to = gx + c * LANES;
+            if (kind == POOL_MAX) store_f32(to, load_f32(to) + choose(w == base + (int32_t)c, share, none));
+            if (kind == POOL_MEAN) store_f32(to, load_f32(to) + share);
+            if (kind == POOL_SMOOTH)
+                for (int l = 0; l < LANES; l++)
+                    to[l] += tl_pool_weight(x[c * LANES + l], s.extremes[i + l], r->beta) * s.share[i + l];
+        }
+    }
+}
+
+/* The gradients of a row of outputs, of which g are the cotangents, to the unit's cells; `work` has room for three rows. */
+static void spread(const pool_call *f, const row_t *r, const unit_t *u, const float *x, const float *g, float *gx,
+                   float *work)
+{
+    const pool_shape *v = &f->v;
+    const int64_t n = r->to - r->from;
+    float *const best = work, *const extremes = best + n * LANES;
+    int32_t *const winner = (int32_t *)(extremes + n * LANES);
+    const shares s = {f->kind == POOL_SMOOTH ? best : g, extremes, best, winner};
+    if (f->kind == POOL_MAX) { /* the first of a window until another takes the lead */
+        const int64_t corner = offset(v, r->low);
+        fill_lanes(best, n, -TL_INF);
+        for (int64_t o = 0; o < n; o++) {
+            const int32_t first = (int32_t)(corner + tl_imax((r->from + o) * v->s[v->lead] - v->p[v->lead], 0));
+            for (int l = 0; l < LANES; l++)
+                winner[o * LANES + l] = first;
+        }
+        all_rows(PASS_WINNER, r, x, best, NULL, winner);
+    } else if (f->kind == POOL_SMOOTH) {
+        weigh(r, x, best, extremes);
+        for (int64_t i = 0; i < n * LANES; i++)
+            best[i] = g[i] / best[i];
+    }
+    int64_t c[8], low[8], high[8];
+    memcpy(low, r->low, sizeof low);
+    memcpy(high, r->high, sizeof high);
+    if (!v->cut) low[0] = tl_imax(low[0], u->own), high[0] = tl_imin(high[0], u->end);
+    if (low[0] >= high[0]) return;
+    memcpy(c, low, sizeof c);
+    const int64_t own = v->cut ? u->own : 0, end = v->cut ? u->end : v->n[v->lead];
+    do {
+        const int64_t base = offset(v, c);
+        const float *from = x + base * LANES;
+        float *to = gx + base * LANES;
+        switch (f->kind) {
+        case POOL_MAX: spread_row(POOL_MAX, r, s, (int32_t)base, own, end, from, to); break;
+        case POOL_MEAN: spread_row(POOL_MEAN, r, s, 0, own, end, from, to); break;
+        case POOL_SMOOTH: spread_row(POOL_SMOOTH, r, s, 0, own, end, from, to); break;
+        }
+    } while (next(c, low, high, v->lead));
+}
+
+static void gradient_task(void *arg, int64_t task, int32_t worker)
+{
+    const pool_call *f = arg;
+    const pool_shape *v = &f->v;
+    const int64_t last = tl_imin((task + 1) * f->per_task, f->units), row_windows = v->windows / v->o[v->cut];
+    float *const cells = f->scratch + worker * f->worker_floats, *const gx = cells + f->cells * LANES;
+    float *const g = gx + f->cells * LANES, *const work = g + f->windows * LANES;
+    for (int64_t number = task * f->per_task; number < last && !tl_interrupted(); number++) {
+        const unit_t u = unit_at(f, number);
+        const int64_t step = v->step[v->cut], first = u.low * step, own = u.own * step, count = (u.end - u.own) * step;
+        if (f->x) tl_turn_in(cells, f->x + u.channel * v->plane + first, v->plane, u.lanes, u.high * step - first);
+        tl_turn_in(g, f->g + u.channel * v->windows + u.from * row_windows, v->windows, u.lanes,
+                   (u.to - u.from) * row_windows);
+        fill_lanes(gx, count, 0.0f);
+        row_t r = {.v = v, .beta = f->beta, .from = v->cut ? u.from : 0, .to = v->cut ? u.to : v->o[v->lead]};
+        int64_t at[8] = {v->cut ? 0 : u.from}, from[8] = {at[0]}, to[8];
+        memcpy(to, v->o, sizeof to);
+        if (!v->cut) to[0] = u.to;
+        const float *row = g;
+        if (u.from < u.to) do {
+                open_row(&r, at);
+                if (r.rows > 0) spread(f, &r, &u, cells - first * LANES, row, gx - own * LANES, work);
+                row += (r.to - r.from) * LANES;
+            } while (next(at, from, to, v->lead) && !(at[v->lead - 1] % LOOK == 0 && tl_interrupted()));
+        for (int64_t i = 0; f->kind == POOL_MEAN && i < count * LANES; i++)
+            gx[i] = tl_per_count(gx[i], v->kernel);
+        tl_turn_out(f->out + u.channel * v->plane + own, gx, v->plane, u.lanes, count);
+    }
+}
+
+/* ---- the operations ------------------------------------------------------------------------------------------------ */
+
+static int32_t run(tl_context *ctx, pool_call f)
 {
     const pool_shape *v = &f.v;
-    const int32_t cut = v->n[0] == 1 && v->lead == 1 ? 1 : 0;
-    f.met = 1;
-    for (int32_t i = 0; i <= v->lead; i++) {
-        meeting(v, i, 0, v->n[i], &f.first[i], &f.past[i]);
-        f.met = f.met && f.first[i] < f.past[i];
+    const int64_t n = v->n[v->cut], k = v->k[v->cut], s = v->s[v->cut], o = v->o[v->cut], step = v->step[v->cut];
+    const int64_t row_windows = v->windows / o;
+    int64_t outputs;
+    if (!f.g && f.kind != POOL_SMOOTH && v->o[v->lead] >= LONG_ROW) {
+        f.units = v->channels * (v->windows / v->o[v->lead]);
+        f.per_task = tl_imax(1, TASK / (v->o[v->lead] * tl_imin(v->kernel, v->plane)));
+        tl_parallel(tl_ceil_div(f.units, f.per_task), long_rows_task, &f);
+        return TORCHLEAN_OK;
     }
-    if (tl_pool_lanes_serve(&f, 1)) return tl_pool_lanes_bwd(ctx, &f);
-    /* Windows across the end of a span are computed by both its neighbours: eight kernels long, they are few. */
-    f.span = tl_imax(tl_ceil_div(TASK, v->step[cut]), 8 * tl_imin(v->k[cut], v->n[cut]));
-    f.spans = tl_ceil_div(v->n[cut], f.span);
-    f.units = v->channels * f.spans;
-    f.group = tl_imax(1, TASK / v->plane);
-    tl_parallel(tl_ceil_div(f.units, f.group), gradient_task, &f);
+    if (f.g) {
+        f.band = tl_imin(tl_imax(PLANE / tl_imax(step, row_windows), KERNELS * tl_imin(k, n)), n);
+        f.bands = tl_ceil_div(n, f.band);
+        outputs = tl_imin((f.band + k - 2) / s + 1, o);
+    } else {
+        const int64_t rows = tl_imax(1, CELLS / tl_imax(step, row_windows));
+        outputs = f.band = rows >= k ? tl_imin((rows - k) / s + 1, o) : 1;
+        f.bands = tl_ceil_div(o, f.band);
+    }
+    f.units = tl_ceil_div(v->channels, LANES) * f.bands;
+    f.cells = tl_imin(tl_imax((outputs - 1) * s + k, f.g ? f.band : 0), n) * step + LANES;
+    f.windows = outputs * row_windows + LANES;
+    f.per_task = tl_imax(1, UNIT_WORK / (f.windows * tl_imin(v->kernel, v->plane)));
+    const int64_t row = v->cut ? outputs : v->o[v->lead]; /* of outputs, of which a task holds up to three more */
+    f.worker_floats = ((f.g ? 2 : 1) * f.cells + f.windows + 3 * row) * LANES;
+    const int64_t tasks = tl_ceil_div(f.units, f.per_task), workers = tasks == 1 ? 1 : tl_workers();
+    void *scratch;
+    const int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(workers * f.worker_floats), &scratch);
+    if (status) return status;
+    f.scratch = scratch;
+    const tl_task_fn fn = f.g ? gradient_task : forward_task;
+    if (tasks == 1)
+        fn(&f, 0, 0);
+    else
+        tl_parallel(tasks, fn, &f);
+    tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }
-
-/* ---- the operations ---------------------------------------------------------------------------------------------- */
 
 #define ND \
     int64_t channels, const tl_dims *spatial, const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding
@@ -442,30 +502,30 @@ static int32_t gradient(tl_context *ctx, pool_call f)
 
 int32_t tl_cpu_max_pool(tl_context *ctx, const float *x, ND, float *out)
 {
-    return forward(ctx, (pool_call){.v = VIEW, .kind = POOL_MAX, .x = x, .out = out});
+    return run(ctx, (pool_call){.v = VIEW, .kind = POOL_MAX, .x = x, .out = out});
 }
 
 int32_t tl_cpu_max_pool_bwd(tl_context *ctx, const float *x, const float *g, ND, float *gx)
 {
-    return gradient(ctx, (pool_call){.v = VIEW, .kind = POOL_MAX, .x = x, .g = g, .out = gx});
+    return run(ctx, (pool_call){.v = VIEW, .kind = POOL_MAX, .x = x, .g = g, .out = gx});
 }
 
 int32_t tl_cpu_avg_pool(tl_context *ctx, const float *x, ND, float *out)
 {
-    return forward(ctx, (pool_call){.v = VIEW, .kind = POOL_MEAN, .x = x, .out = out});
+    return run(ctx, (pool_call){.v = VIEW, .kind = POOL_MEAN, .x = x, .out = out});
 }
 
 int32_t tl_cpu_avg_pool_bwd(tl_context *ctx, const float *g, ND, float *gx)
 {
-    return gradient(ctx, (pool_call){.v = VIEW, .kind = POOL_MEAN, .g = g, .out = gx});
+    return run(ctx, (pool_call){.v = VIEW, .kind = POOL_MEAN, .g = g, .out = gx});
 }
 
 int32_t tl_cpu_smooth_max_pool(tl_context *ctx, const float *x, ND, float beta, float *out)
 {
-    return forward(ctx, (pool_call){.v = VIEW, .kind = POOL_SMOOTH, .beta = beta, .x = x, .out = out});
+    return run(ctx, (pool_call){.v = VIEW, .kind = POOL_SMOOTH, .beta = beta, .x = x, .out = out});
 }
 
 int32_t tl_cpu_smooth_max_pool_bwd(tl_context *ctx, const float *x, const float *g, ND, float beta, float *gx)
 {
-    return gradient(ctx, (pool_call){.v = VIEW, .kind = POOL_SMOOTH, .beta = beta, .x = x, .g = g, .out = gx});
+    return run(ctx, (pool_call){.v = VIEW, .kind = POOL_SMOOTH, .beta = beta, .x = x, .g = g, .out = gx});
 }

@@ -1,9 +1,7 @@
 /* Diagonal scans on the CPU, in the chunked order of formula/scan_chunks.h.
  *
  * A task owns a block of neighbouring channels and walks through time. Per channel it keeps h, the chunk's own state s
- * and its product P, all in L1, and reads every input once: s and P run beside h, so a chunk need not be read twice.
- * Where channels are too few to occupy the threads and chunks are many, the work is cut by chunks as well: one pass for
- * the chunks' maps, one step per chunk for the carries, one pass for the results. Both do the same arithmetic. */
+ * and its product P, all in L1, and reads every input once: s and P run beside h, so a chunk need not be read twice. */
 #include <string.h>
 
 #include "core/threads.h"
@@ -17,7 +15,6 @@ enum {
     NARROW = 16,  /* and at least: a line of the cache */
     ROWS = 4,     /* steps taken at once, h, s and P staying in registers; divides a chunk */
     STATE_ROWS = 4 + ROWS + 2 * TL_COLUMN_CHAINS,
-    MANY_CHUNKS = 16,
     FEW = 2048, /* floats of state on the stack, which may be that of a small thread */
 };
 
@@ -29,10 +26,9 @@ typedef struct scan_call {
     const float *A, *B, *x, *h0, *out, *g;
     int64_t every; /* elements from one step's A and B to the next: state or 0 */
     int64_t T, D;
-    float *h;                         /* forward: the result */
-    float *gA, *gB, *gx, *gh0;        /* reverse; any may be NULL */
-    float *sums_A, *sums_B;           /* reverse with constant coefficients: a row per chunk */
-    float *carries, *maps_P, *maps_s; /* a row per chunk, where chunks are tasks */
+    float *h;                  /* forward: the result */
+    float *gA, *gB, *gx, *gh0; /* reverse; any may be NULL */
+    float *sums_A, *sums_B;    /* reverse with constant coefficients: a row per chunk */
     int64_t chunks, block, blocks;
     float *scratch; /* of the workers, where a block's state does not fit the stack */
 } scan_call;
@@ -77,9 +73,9 @@ typedef struct scan_rows {
 /* What runs of a chunk's own map. */
 enum scan_own { OWN_NONE, OWN_STATE, OWN_MAP };
 
-/* m steps of n channels: h (`main`), what `own` says of the chunk's own map, or both. */
+/* m steps of n channels: h, and what `own` says of the chunk's own map. */
 static inline __attribute__((always_inline)) void advance(const scan_rows *rows, scan_state *v, int64_t n, int m,
-                                                          int scaled, int main, int own)
+                                                          int scaled, int own)
 {
     const scan_rows r = *rows;
     float *restrict h = v->h, *restrict s = v->s, *restrict P = v->P;
@@ -89,14 +85,12 @@ static inline __attribute__((always_inline)) void advance(const scan_rows *rows,
         _Pragma("GCC unroll 4") for (int u = 0; u < m; u++)
         {
             const float c = r.a[u][j], b = scaled ? r.B[u][j] * r.x[u][j] : r.x[u][j];
-            if (main) {
-                hj = fmaf(c, hj, b);
-                r.q[u][j] = hj;
-            }
+            hj = fmaf(c, hj, b);
+            r.q[u][j] = hj;
             if (own) sj = fmaf(c, sj, b);
             if (own == OWN_MAP) Pj = Pj * c;
         }
-        if (main) h[j] = hj;
+        h[j] = hj;
         if (own) s[j] = sj;
         if (own == OWN_MAP) P[j] = Pj;
     }
@@ -104,7 +98,7 @@ static inline __attribute__((always_inline)) void advance(const scan_rows *rows,
 
 /* Steps k to k + m - 1 of the channels from j0; m is ROWS, or 1 at the end of the last chunk, which hands no map on. */
 static void take_steps(const scan_call *f, scan_state *v, scan_rows *r, int64_t k, int64_t m, int64_t j0, int64_t n,
-                       int main, int own)
+                       int own)
 {
     for (int64_t u = 0; u < m; u++) {
         const int64_t t = time_of(f, k + u), at = t * f->D + j0;
@@ -113,25 +107,23 @@ static void take_steps(const scan_call *f, scan_state *v, scan_rows *r, int64_t 
         r->x[u] = (f->g ? f->g : f->x) + at;
         r->q[u] = f->g ? v->q[u] : f->h + at;
     }
-#define TAKE(scaled)                                         \
-    do {                                                     \
-        if (!main)                                           \
-            advance(r, v, n, ROWS, scaled, 0, OWN_MAP);      \
-        else if (own == OWN_MAP)                             \
-            advance(r, v, n, ROWS, scaled, 1, OWN_MAP);      \
-        else if (own == OWN_STATE)                           \
-            advance(r, v, n, ROWS, scaled, 1, OWN_STATE);    \
-        else                                                 \
-            advance(r, v, n, ROWS, scaled, 1, OWN_NONE);     \
+#define TAKE(scaled)                                     \
+    do {                                                 \
+        if (own == OWN_MAP)                              \
+            advance(r, v, n, ROWS, scaled, OWN_MAP);     \
+        else if (own == OWN_STATE)                       \
+            advance(r, v, n, ROWS, scaled, OWN_STATE);   \
+        else                                             \
+            advance(r, v, n, ROWS, scaled, OWN_NONE);    \
     } while (0)
     if (m == ROWS && f->g)
         TAKE(0);
     else if (m == ROWS)
         TAKE(1);
     else if (f->g)
-        advance(r, v, n, 1, 0, 1, OWN_NONE);
+        advance(r, v, n, 1, 0, OWN_NONE);
     else
-        advance(r, v, n, 1, 1, 1, OWN_NONE);
+        advance(r, v, n, 1, 1, OWN_NONE);
 #undef TAKE
 }
 
@@ -182,7 +174,7 @@ static void run_chunk(const scan_call *f, scan_state *v, int64_t chunk, int64_t 
     scan_rows r;
     for (int64_t k = first, m; k < last; k += m) {
         m = k + ROWS <= last ? ROWS : 1;
-        take_steps(f, v, &r, k, m, j0, n, 1, own);
+        take_steps(f, v, &r, k, m, j0, n, own);
         for (int64_t u = 0; f->g && u < m; u++)
             emit(f, r.q[u], v, k + u, j0, n);
     }
@@ -230,57 +222,6 @@ static void walk_task(void *arg, int64_t task, int32_t worker)
     }
 }
 
-/* ---- tasks are blocks of channels of one chunk ------------------------------------------------------------------- */
-
-static void map_task(void *arg, int64_t task, int32_t worker)
-{
-    const scan_call *f = arg;
-    const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = tl_imin(f->block, f->D - j0);
-    _Alignas(64) float few[FEW];
-    scan_state v = make_state(f, few, worker);
-    identity_map(&v, n, OWN_MAP);
-    scan_rows r;
-    for (int64_t k = chunk * TL_SCAN_CHUNK; k < (chunk + 1) * TL_SCAN_CHUNK; k += ROWS)
-        take_steps(f, &v, &r, k, ROWS, j0, n, 0, OWN_MAP);
-    memcpy(f->maps_P + chunk * f->D + j0, v.P, (size_t)n * sizeof(float));
-    memcpy(f->maps_s + chunk * f->D + j0, v.s, (size_t)n * sizeof(float));
-}
-
-/* The h at the end of one chunk of one channel; no result is written. */
-static float end_of(const scan_call *f, int64_t chunk, int64_t j, float h)
-{
-    for (int64_t k = chunk * TL_SCAN_CHUNK; k < (chunk + 1) * TL_SCAN_CHUNK; k++) {
-        const int64_t t = time_of(f, k), at = t * f->D + j;
-        h = fmaf(*coefficient(f, k, j), h, f->g ? f->g[at] : f->B[t * f->every + j] * f->x[at]);
-    }
-    return h;
-}
-
-/* The carries of all chunks, for a block of channels. A map that is not finite sends one channel through its chunk. */
-static void carry_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const scan_call *f = arg;
-    const int64_t j0 = task * f->block, n = tl_imin(f->block, f->D - j0);
-    start(f, f->carries + j0, j0, n);
-    for (int64_t chunk = 0; chunk + 1 < f->chunks && !tl_interrupted(); chunk++) {
-        const float *P = f->maps_P + chunk * f->D + j0, *s = f->maps_s + chunk * f->D + j0;
-        const float *from = f->carries + chunk * f->D + j0;
-        float *to = f->carries + (chunk + 1) * f->D + j0;
-        for (int64_t j = 0; j < n; j++)
-            to[j] = tl_scan_finite(P[j], s[j], from[j]) ? fmaf(P[j], from[j], s[j]) : end_of(f, chunk, j0 + j, from[j]);
-    }
-}
-
-static void chunk_task(void *arg, int64_t task, int32_t worker)
-{
-    const scan_call *f = arg;
-    const int64_t chunk = task / f->blocks, j0 = task % f->blocks * f->block, n = tl_imin(f->block, f->D - j0);
-    _Alignas(64) float few[FEW];
-    scan_state v = make_state(f, few, worker);
-    memcpy(v.h, f->carries + chunk * f->D + j0, (size_t)n * sizeof(float));
-    run_chunk(f, &v, chunk, j0, n, OWN_NONE);
-}
-
 /* ---- the operations ---------------------------------------------------------------------------------------------- */
 
 static int32_t scan(tl_context *ctx, scan_call f)
@@ -289,25 +230,12 @@ static int32_t scan(tl_context *ctx, scan_call f)
     /* Wide rows go a page at a time, narrower ones in halves, if these are lines. */
     f.block = tl_imin(WIDTH, tl_ceil_div(tl_ceil_div(f.D, 2), NARROW) * NARROW);
     f.blocks = tl_ceil_div(f.D, f.block);
-    const int cut = f.blocks == 1 && f.chunks >= MANY_CHUNKS; /* by chunks too */
     const int64_t states = STATE_ROWS * f.block > FEW ? tl_workers() * STATE_ROWS * f.block : 0;
-    const int64_t maps = cut ? 3 * f.chunks * f.D : 0;
-    void *scratch = NULL;
-    const int32_t status = states + maps ? tl_pool_alloc(ctx, (size_t)(states + maps) * sizeof(float), &scratch)
-                                         : TORCHLEAN_OK;
+    void *scratch;
+    const int32_t status = tl_pool_alloc(ctx, (size_t)states * sizeof(float), &scratch);
     if (status) return status;
     f.scratch = states ? scratch : NULL;
-    if (!cut) {
-        tl_parallel(f.blocks, walk_task, &f);
-        tl_pool_free(ctx, scratch);
-        return TORCHLEAN_OK;
-    }
-    f.carries = (float *)scratch + states;
-    f.maps_P = f.carries + f.chunks * f.D;
-    f.maps_s = f.maps_P + f.chunks * f.D;
-    tl_parallel((f.chunks - 1) * f.blocks, map_task, &f);
-    tl_parallel(f.blocks, carry_task, &f);
-    tl_parallel(f.chunks * f.blocks, chunk_task, &f);
+    tl_parallel(f.blocks, walk_task, &f);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }

@@ -322,19 +322,14 @@ typedef struct key_block {
     float *bias; /* [CHAIN_ROWS][CHAIN_TILE]: -inf where blocked */
 } key_block;
 
-/* What the mask says of key j and query i: -inf blocks, another number is added, or in the mode FILL becomes the score. */
-static void transpose_mask(const pass *a, const key_block *x, int64_t i0, int64_t queries)
+/* Biases, a row for each key. */
+static void transpose_bias(const pass *a, const key_block *x, int64_t i0, int64_t queries)
 {
-    const geometry *of = &a->of;
-    const float blocked = of->mode == FILL ? TL_FILL_SCORE : -TL_INF;
+    float row[CHAIN_ROWS];
     for (int64_t i = 0; i < queries; i++) {
-        const span open = open_keys(of, i0 + i, x->j0, x->count);
-        const float *mask = mask_row(of, x->b, i0 + i, x->j0);
-        for (int64_t j = 0; j < x->count; j++) {
-            float bias = 0.0f;
-            if (mask) bias = of->mode == ADDITIVE ? mask[j] : mask[j] != 0.0f ? 0.0f : blocked;
-            x->bias[j * CHAIN_TILE + i] = j < open.first || j >= open.end ? -TL_INF : bias;
-        }
+        bias_row(&a->of, x->b, i0 + i, x->j0, x->count, row);
+        for (int64_t j = 0; j < x->count; j++)
+            x->bias[j * CHAIN_TILE + i] = row[j];
     }
 }
 
@@ -381,7 +376,7 @@ static void key_segment(const pass *a, const key_block *x, int64_t from, int64_t
                 counts |= a->kept.inverse[at + i] != a->kept.inverse[at + i];
             if (!counts) continue;
         }
-        if (of->masked) transpose_mask(a, x, i0, queries);
+        if (of->masked) transpose_bias(a, x, i0, queries);
         pack_across(of_q, queries, d, x->queries);
         if (a->gK) pack_across(of_g, queries, v, x->cotangents);
         if (a->gK) pack_along(of_q, queries, d, x->along_q);

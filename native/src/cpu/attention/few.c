@@ -20,28 +20,6 @@ typedef struct row_softmax {
     float top, factor, chain[CHAINS];
 } row_softmax;
 
-/* s[r][j] = q_r · k_j for STEP keys, turned: their coordinates one after the other. */
-INLINE void score_keys(const int R, const float *queries, int64_t d, const float *turned, float *s)
-{
-    tl_vec sum[FEW_QUERIES][2];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++)
-        sum[r][0] = sum[r][1] = tl_vec_zero();
-    for (int64_t k = 0; k < d; k++, turned += STEP) {
-        const tl_vec left = tl_vec_load(turned), right = tl_vec_load(turned + TL_LANES);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++) {
-            sum[r][0] = tl_vec_fma(queries[r * d + k], left, sum[r][0]);
-            sum[r][1] = tl_vec_fma(queries[r * d + k], right, sum[r][1]);
-        }
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-        tl_vec_store(s + r * TILE, sum[r][0]);
-        tl_vec_store(s + r * TILE + TL_LANES, sum[r][1]);
-    }
-}
-
 /* sum[r] = sum[r] · factor + sum over j of s[r][j] · x[j], for `lanes` elements of the values x, at most two vectors.
  * */
 INLINE void add_values(const int R, int64_t keys, const float *x, int64_t v, int64_t lanes, const float *s,
@@ -70,25 +48,17 @@ INLINE void add_values(const int R, int64_t keys, const float *x, int64_t v, int
     }
 }
 
-#define ROWS_FUNCTIONS(R)                                                                                              \
-    static void score_keys_##R(const float *queries, int64_t d, const float *turned, float *s)                        \
-    {                                                                                                                  \
-        score_keys(R, queries, d, turned, s);                                                                          \
-    }                                                                                                                  \
-    static void add_values_##R(int64_t keys, const float *x, int64_t v, int64_t lanes, const float *s,                 \
-                               const row_softmax *rows, float *sums, int64_t width)                                    \
-    {                                                                                                                  \
-        add_values(R, keys, x, v, lanes, s, rows, sums, width);                                                        \
+/* The same for R rows. */
+static void add_rows(int64_t R, int64_t keys, const float *x, int64_t v, int64_t lanes, const float *s,
+                     const row_softmax *rows, float *sums, int64_t width)
+{
+    switch (R) {
+    case 1: add_values(1, keys, x, v, lanes, s, rows, sums, width); break;
+    case 2: add_values(2, keys, x, v, lanes, s, rows, sums, width); break;
+    case 3: add_values(3, keys, x, v, lanes, s, rows, sums, width); break;
+    default: add_values(4, keys, x, v, lanes, s, rows, sums, width);
     }
-ROWS_FUNCTIONS(1)
-ROWS_FUNCTIONS(2)
-ROWS_FUNCTIONS(3)
-ROWS_FUNCTIONS(4)
-
-static void (*const score_functions[])(const float *, int64_t, const float *,
-                                       float *) = {NULL, score_keys_1, score_keys_2, score_keys_3, score_keys_4};
-static void (*const add_functions[])(int64_t, const float *, int64_t, int64_t, const float *, const row_softmax *,
-                                     float *, int64_t) = {NULL, add_values_1, add_values_2, add_values_3, add_values_4};
+}
 
 /* Scores of `columns` keys, whole chains, into weights relative to the row's maximum; NaN is passed over by the
  * maximum. */
@@ -132,6 +102,7 @@ static void few_task(void *arg, int64_t b, int32_t worker)
     const problem *p = &a->p;
     const int64_t rows = p->of.rows, d = p->of.d, v = p->of.v, width = value_width(p);
     float *s = p->work + worker * p->work_size, *sums = s + FEW_QUERIES * TILE, *turned = sums + FEW_QUERIES * width;
+    float products[FEW_QUERIES * STEP];
     row_softmax row[FEW_QUERIES];
     for (int64_t r = 0; r < rows; r++)
         row[r] = (row_softmax){.top = -TL_INF};
@@ -147,14 +118,16 @@ static void few_task(void *arg, int64_t b, int32_t worker)
         }
         for (int64_t j = 0; j < keys; j += STEP) {
             tl_gemm_pack_f32(turned, STEP, tl_imin(STEP, keys - j), d, a->K + (at + j) * d, d, 1);
-            score_functions[rows](a->Q + b * rows * d, d, turned, s + j);
+            tile_scores(2, rows, a->Q + b * rows * d, d, turned, products);
+            for (int64_t r = 0; r < rows; r++)
+                memcpy(s + r * TILE + j, products + r * STEP, STEP * sizeof *s);
         }
         for (int64_t r = 0; r < rows; r++) {
             row_scores(s + r * TILE, columns, &p->of, mask_row(&p->of, b, r, j0), keys, open_keys(&p->of, r, j0, keys));
             soften_row(s + r * TILE, columns, &row[r]);
         }
         for (int64_t c = 0; c < v; c += STEP)
-            add_functions[rows](keys, a->V + at * v + c, v, v - c, s, row, sums + c, width);
+            add_rows(rows, keys, a->V + at * v + c, v, v - c, s, row, sums + c, width);
     }
     for (int64_t r = 0; r < rows; r++) {
         const float total = row_total(&row[r]);

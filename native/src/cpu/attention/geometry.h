@@ -116,6 +116,19 @@ TL_INLINE void row_scores(float *restrict s, int64_t tile, const geometry *g, co
         s[j] = -TL_INF;
 }
 
+/* Biases of row i of member b with keys from j0 on: -inf blocks, another number is added to the score, or takes its place in the
+ * mode FILL. */
+static inline void bias_row(const geometry *g, int64_t b, int64_t i, int64_t j0, int64_t keys, float *restrict to)
+{
+    const span open = open_keys(g, i, j0, keys);
+    const float *mask = mask_row(g, b, i, j0), blocked = g->mode == FILL ? TL_FILL_SCORE : -TL_INF;
+    const int32_t first = (int32_t)open.first, end = (int32_t)open.end, additive = g->mode == ADDITIVE;
+    for (int32_t j = 0; j < (int32_t)keys; j++) {
+        const float bias = !mask ? 0.0f : additive ? mask[j] : mask[j] == 0.0f ? blocked : 0.0f;
+        to[j] = j < first || j >= end ? -TL_INF : bias;
+    }
+}
+
 /* Whether `count` numbers hold no infinity and no NaN. */
 TL_INLINE int all_finite(const float *x, int64_t count)
 {

@@ -2,8 +2,8 @@
  * its positions once and uses them for every member of the batch; a worker that has them from its last task makes none. Each element
  * is a function of its own inputs alone, so how tasks are cut does not show in the result.
  *
- * What sinusoidal adds is the same in every call of a model, and making it takes several times as long as adding it: of a size that
- * caches hold (up to 16 MiB), it is made for all positions, and the context keeps it for the next call. */
+ * What sinusoidal adds is the same in every call of a model, and making it takes several times as long as adding it: it is made for
+ * all positions, and the context keeps it for the next call. */
 #include "core/kept.h"
 #include "core/threads.h"
 #include "formula/integer.h"
@@ -26,7 +26,7 @@ typedef struct position_args {
     int64_t positions, members; /* of a task */
     int halves, back;
     const uint64_t *rate;
-    float *table;  /* 2 * positions * pairs for each worker: cosines, then sines, or rows of both in turn */
+    float *table;  /* 2 * positions * pairs for each worker: cosines, then sines; or rows of all positions */
     int64_t *held; /* the run that each worker's table is of, or -1 */
 } position_args;
 
@@ -103,64 +103,28 @@ static void fill_rows(const position_args *a, float *rows, int64_t p0, int64_t p
     }
 }
 
-/* The same where pairs are few: a pair of a block of positions at once. */
-static void fill_short_rows(const position_args *a, float *rows, int64_t p0, int64_t p1)
-{
-    float c[ANGLES], s[ANGLES];
-    uint64_t turns[ANGLES];
-    for (int64_t pair = 0; pair < a->pairs; pair++)
-        for (int64_t p = p0; p < p1; p += ANGLES) {
-            const int64_t n = tl_imin(ANGLES, p1 - p);
-            float *const to = rows + (p - p0) * a->d + 2 * pair;
-            for (int64_t k = 0; k < ANGLES; k++)
-                turns[k] = (uint64_t)(a->start + p + k) * a->rate[pair];
-            turn_all(turns, c, s);
-            for (int64_t k = 0; k < n; k++)
-                to[k * a->d] = s[k];
-            for (int64_t k = 0; 2 * pair + 1 < a->d && k < n; k++)
-                to[k * a->d + 1] = c[k];
-        }
-}
-
-static void make_rows(const position_args *a, float *rows, int64_t p0, int64_t p1)
-{
-    (a->pairs < ANGLES / 4 ? fill_short_rows : fill_rows)(a, rows, p0, p1);
-}
-
 static void add_rows(const float *restrict x, const float *restrict rows, int64_t n, float *restrict out)
 {
     for (int64_t i = 0; i < n; i++)
         out[i] = x[i] + rows[i];
 }
 
-static void run_task(const position_args *a, int64_t task, int32_t worker, int rotate)
+static void rotate_task(void *arg, int64_t task, int32_t worker)
 {
+    const position_args *a = arg;
     const int64_t parts = tl_ceil_div(a->batch, a->members), run = task / parts;
     const int64_t p0 = run * a->positions, p1 = tl_imin(p0 + a->positions, a->n);
     const int64_t b0 = task % parts * a->members, b1 = tl_imin(b0 + a->members, a->batch);
     float *table = a->table + worker * 2 * a->positions * a->pairs;
-    if (a->held[worker] != run) (rotate ? fill_table : make_rows)(a, table, p0, p1);
+    if (a->held[worker] != run) fill_table(a, table, p0, p1);
     a->held[worker] = run;
-    for (int64_t b = b0; b < b1; b++) {
-        const int64_t first = (b * a->n + p0) * a->d;
-        if (!rotate) {
-            add_rows(a->x + first, table, (p1 - p0) * a->d, a->out + first);
-            continue;
-        }
+    for (int64_t b = b0; b < b1; b++)
         for (int64_t p = p0; p < p1; p++) {
             const float *c = table + (p - p0) * a->pairs, *s = c + a->positions * a->pairs;
-            const int64_t at = first + (p - p0) * a->d;
+            const int64_t at = (b * a->n + p) * a->d;
             rotate_row(a->x + at, a->out + at, c, s, a->pairs, a->halves);
         }
-    }
 }
-
-static void rotate_task(void *arg, int64_t task, int32_t worker)
-{
-    run_task((const position_args *)arg, task, worker, 1);
-}
-
-static void add_task(void *arg, int64_t task, int32_t worker) { run_task((const position_args *)arg, task, worker, 0); }
 
 /* The rates of the pairs of rows of d, in `room` where there are too many to keep. */
 static const uint64_t *find_rates(float base, int64_t d, int64_t pairs, uint64_t *room)
@@ -185,7 +149,7 @@ static void cut_runs(position_args *a)
     a->positions = a->d < RUN ? tl_imin(RUN / a->d, a->n) : 1;
 }
 
-static int32_t encode(tl_context *ctx, position_args *a, float base, tl_task_fn fn)
+static int32_t rotate(tl_context *ctx, position_args *a, float base)
 {
     cut_runs(a);
     const int64_t runs = tl_ceil_div(a->n, a->positions), task = runs < MANY_RUNS ? TASK : LONG_TASK;
@@ -201,10 +165,7 @@ static int32_t encode(tl_context *ctx, position_args *a, float base, tl_task_fn 
     a->table = (float *)(a->held + workers);
     for (int64_t i = 0; i < workers; i++)
         a->held[i] = -1;
-    if (tasks == 1)
-        fn(a, 0, 0);
-    else
-        tl_parallel(tasks, fn, a);
+    tl_parallel(tasks, rotate_task, a);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }
@@ -213,7 +174,7 @@ int32_t tl_cpu_rotary(tl_context *ctx, const float *x, int64_t batch, int64_t n,
                       int64_t halves, float *out)
 {
     position_args a = {.x = x, .out = out, .batch = batch, .n = n, .d = d, .start = start, .halves = halves != 0};
-    return encode(ctx, &a, base, rotate_task);
+    return rotate(ctx, &a, base);
 }
 
 int32_t tl_cpu_rotary_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d, float base,
@@ -221,7 +182,7 @@ int32_t tl_cpu_rotary_bwd(tl_context *ctx, const float *g, int64_t batch, int64_
 {
     position_args a = {
         .x = g, .out = gx, .batch = batch, .n = n, .d = d, .start = start, .halves = halves != 0, .back = 1};
-    return encode(ctx, &a, base, rotate_task);
+    return rotate(ctx, &a, base);
 }
 
 /* ---- an encoding that is kept -------------------------------------------------------------------------------------- */
@@ -248,7 +209,7 @@ static void code_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const position_args *a = arg;
     const int64_t p0 = task * a->positions;
-    make_rows(a, a->table + p0 * a->d, p0, tl_imin(p0 + a->positions, a->n));
+    fill_rows(a, a->table + p0 * a->d, p0, tl_imin(p0 + a->positions, a->n));
 }
 
 /* Makes the encoding of all positions in a->table, and repeats it up to `period` elements. */
@@ -297,7 +258,7 @@ int32_t tl_cpu_sinusoidal(tl_context *ctx, const float *x, int64_t batch, int64_
                           int64_t start, float *out)
 {
     position_args a = {.x = x, .out = out, .batch = batch, .n = n, .d = d, .start = start};
-    return n * d <= 4 * LONG_TASK ? add_kept(ctx, &a, base) : encode(ctx, &a, base, add_task);
+    return add_kept(ctx, &a, base);
 }
 
 int32_t tl_cpu_sinusoidal_bwd(TL_UNUSED tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d,

@@ -14,81 +14,64 @@ typedef struct array {
 
 /* A copy of an array from one layout to another. */
 typedef struct copy {
-    array of;
+    const array *of;
+    layout from_at, to_at;
     const float *from;
-    layout to_at;
     float *to;
 } copy;
 
 static void copy_head(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const copy *c = arg;
-    const int64_t b = task / c->of.heads, h = task % c->of.heads;
-    const float *from = c->from + b * c->of.at.batch + h * c->of.at.head;
+    const int64_t b = task / c->of->heads, h = task % c->of->heads;
+    const float *from = c->from + b * c->from_at.batch + h * c->from_at.head;
     float *to = c->to + b * c->to_at.batch + h * c->to_at.head;
-    for (int64_t i = 0; i < c->of.rows; i++)
-        memcpy(to + i * c->to_at.row, from + i * c->of.at.row, sizeof *to * (size_t)c->of.width);
+    for (int64_t i = 0; i < c->of->rows; i++)
+        memcpy(to + i * c->to_at.row, from + i * c->from_at.row, sizeof *to * (size_t)c->of->width);
 }
 
-static void copy_array(const array *of, const float *from, const layout *to_at, float *to)
-{
-    copy c = {.of = *of, .from = from, .to_at = *to_at, .to = to};
-    if (of->rows > 0 && of->width > 0) tl_parallel(of->batch * of->heads, copy_head, &c);
-}
-
-static int64_t elements(const array *of) { return of->batch * of->heads * of->rows * of->width; }
-
-static int is_contiguous(const array *of)
+/* x, or in its place scratch for a contiguous copy where the array is not contiguous. */
+static int32_t open_array(tl_context *ctx, const array *of, float *x, float **own)
 {
     const layout l = contiguous_layout(of->heads, of->rows, of->width, 0);
-    return l.batch == of->at.batch && l.head == of->at.head && l.row == of->at.row;
-}
-
-/* Contiguous scratch in the place of arrays that are not contiguous. */
-typedef struct scratch {
-    tl_context *ctx;
-    void *memory[8]; /* as many as a call has arrays */
-    int count;
-} scratch;
-
-static int32_t allocate(scratch *s, const array *of, float **to)
-{
-    const int32_t status = tl_pool_alloc(s->ctx, sizeof(float) * (size_t)elements(of), &s->memory[s->count]);
-    if (!status) *to = s->memory[s->count++];
+    *own = x;
+    if (!x || (l.batch == of->at.batch && l.head == of->at.head && l.row == of->at.row)) return TORCHLEAN_OK;
+    void *memory;
+    const int64_t elements = of->batch * of->heads * of->rows * of->width;
+    const int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)elements, &memory);
+    if (!status) *own = memory;
     return status;
 }
 
-static void release(scratch *s)
+/* Copies x to its contiguous place, or with `back` what was made there to x. */
+static void copy_array(const array *of, float *x, float *own, int back)
 {
-    while (s->count > 0)
-        tl_pool_free(s->ctx, s->memory[--s->count]);
-}
-
-/* Reads: the array itself, or a copy. */
-static int32_t contiguous(scratch *s, const array *of, const float **x)
-{
-    if (is_contiguous(of)) return TORCHLEAN_OK;
     const layout l = contiguous_layout(of->heads, of->rows, of->width, 0);
-    float *to;
-    const int32_t status = allocate(s, of, &to);
-    if (status) return status;
-    copy_array(of, *x, &l, to);
-    *x = to;
-    return TORCHLEAN_OK;
+    const copy c = {of, back ? l : of->at, back ? of->at : l, back ? own : x, back ? x : own};
+    if (own != x && of->rows > 0 && of->width > 0) tl_parallel(of->batch * of->heads, copy_head, (void *)&c);
 }
 
-/* The result's place, or scratch for one that is to lie otherwise. */
-static int32_t open_result(scratch *s, const array *of, float *x, float **own)
+/* Opens `count` arrays, of which the first `read` are read. */
+static int32_t open_arrays(tl_context *ctx, const array *of, float *const *x, int count, int read, float **own)
 {
-    *own = x;
-    return is_contiguous(of) ? TORCHLEAN_OK : allocate(s, of, own);
+    int32_t status = TORCHLEAN_OK;
+    for (int i = 0; i < count; i++)
+        own[i] = x[i];
+    for (int i = 0; i < count && !status; i++) {
+        status = open_array(ctx, &of[i], x[i], &own[i]);
+        if (!status && i < read) copy_array(&of[i], x[i], own[i], 0);
+    }
+    return status;
 }
 
-static void close_result(const array *of, const float *own, float *x)
+/* Copies back those that were made, unless the call failed, and frees the scratch. */
+static void close_arrays(tl_context *ctx, const array *of, float *const *x, int count, int read, float **own,
+                         int failed)
 {
-    const array made = {of->batch, of->heads, of->rows, of->width,
-                        contiguous_layout(of->heads, of->rows, of->width, 0)};
-    if (own != x) copy_array(&made, own, &of->at, x);
+    for (int i = 0; i < count; i++) {
+        if (i >= read && !failed) copy_array(&of[i], x[i], own[i], 1);
+        if (own[i] != x[i]) tl_pool_free(ctx, own[i]);
+    }
 }
 
 int32_t tl_cpu_attention_strided(tl_context *ctx, const float *Q, const float *K, const float *V, const float *mask,
@@ -104,23 +87,20 @@ int32_t tl_cpu_attention_strided(tl_context *ctx, const float *Q, const float *K
                         .k = {k_batch, k_head, k_row},
                         .v = {v_batch, v_head, v_row},
                         .out = contiguous_layout(heads, queries, width, by_rows)};
-    const array q = {batch, heads, queries, d, at.q}, k = {batch, kv_heads, keys, d, at.k};
-    const array v = {batch, kv_heads, keys, width, at.v}, y = {batch, heads, queries, width, at.out};
+    const array arrays[] = {{batch, heads, queries, d, at.q},
+                            {batch, kv_heads, keys, d, at.k},
+                            {batch, kv_heads, keys, width, at.v},
+                            {batch, heads, queries, width, at.out}};
     const geometry of = grouped_geometry(batch, heads, queries, d, kv_heads, keys, width, mask_mode, mask_batch,
                                          mask_heads, mask_queries, before, after, offset, scale, mask);
     if (tl_is_reproducible(ctx)) return tl_attention_chain(ctx, &of, &at, Q, K, V, out);
-    scratch s = {.ctx = ctx};
-    float *own;
-    int32_t status = contiguous(&s, &q, &Q);
-    if (!status) status = contiguous(&s, &k, &K);
-    if (!status) status = contiguous(&s, &v, &V);
-    if (!status) status = open_result(&s, &y, out, &own);
+    float *const x[] = {(float *)Q, (float *)K, (float *)V, out}, *own[4];
+    int32_t status = open_arrays(ctx, arrays, x, 4, 3, own);
     if (!status)
-        status = tl_cpu_grouped_attention(ctx, Q, K, V, mask, batch, heads, queries, d, kv_heads, keys, width,
-                                          mask_mode, mask_batch, mask_heads, mask_queries, before, after, offset, scale,
-                                          own);
-    if (!status) close_result(&y, own, out);
-    release(&s);
+        status = tl_cpu_grouped_attention(ctx, own[0], own[1], own[2], mask, batch, heads, queries, d, kv_heads, keys,
+                                          width, mask_mode, mask_batch, mask_heads, mask_queries, before, after, offset,
+                                          scale, own[3]);
+    close_arrays(ctx, arrays, x, 4, 3, own, status != TORCHLEAN_OK);
     return status;
 }
 
@@ -141,30 +121,19 @@ int32_t tl_cpu_attention_strided_gradients(
                         .gq = contiguous_layout(heads, queries, d, by_rows & 1),
                         .gk = contiguous_layout(kv_heads, keys, d, by_rows >> 1 & 1),
                         .gv = contiguous_layout(kv_heads, keys, width, by_rows >> 2 & 1)};
-    const array read[] = {{batch, heads, queries, d, at.q},
-                          {batch, kv_heads, keys, d, at.k},
-                          {batch, kv_heads, keys, width, at.v},
-                          {batch, heads, queries, width, at.out},
-                          {batch, heads, queries, width, at.g}};
-    const array made[] = {
-        {batch, heads, queries, d, at.gq}, {batch, kv_heads, keys, d, at.gk}, {batch, kv_heads, keys, width, at.gv}};
+    const array arrays[] = {{batch, heads, queries, d, at.q},     {batch, kv_heads, keys, d, at.k},
+                            {batch, kv_heads, keys, width, at.v}, {batch, heads, queries, width, at.out},
+                            {batch, heads, queries, width, at.g}, {batch, heads, queries, d, at.gq},
+                            {batch, kv_heads, keys, d, at.gk},    {batch, kv_heads, keys, width, at.gv}};
     const geometry of = grouped_geometry(batch, heads, queries, d, kv_heads, keys, width, mask_mode, mask_batch,
                                          mask_heads, mask_queries, before, after, offset, scale, mask);
     if (tl_is_reproducible(ctx)) return tl_attention_chain_bwd(ctx, &of, &at, Q, K, V, y, g, gQ, gK, gV);
-    scratch s = {.ctx = ctx};
-    const float *given[] = {Q, K, V, y, g};
-    float *const wanted[] = {gQ, gK, gV}, *own[] = {NULL, NULL, NULL};
-    int32_t status = TORCHLEAN_OK;
-    for (size_t i = 0; i < sizeof read / sizeof *read && !status; i++)
-        status = contiguous(&s, &read[i], &given[i]);
-    for (size_t i = 0; i < sizeof made / sizeof *made && !status; i++)
-        status = open_result(&s, &made[i], wanted[i], &own[i]);
+    float *const x[] = {(float *)Q, (float *)K, (float *)V, (float *)y, (float *)g, gQ, gK, gV}, *own[8];
+    int32_t status = open_arrays(ctx, arrays, x, 8, 5, own);
     if (!status)
-        status = tl_cpu_grouped_attention_bwd(ctx, given[0], given[1], given[2], mask, given[3], given[4], batch, heads,
-                                              queries, d, kv_heads, keys, width, mask_mode, mask_batch, mask_heads,
-                                              mask_queries, before, after, offset, scale, own[0], own[1], own[2]);
-    for (size_t i = 0; i < sizeof made / sizeof *made && !status; i++)
-        close_result(&made[i], own[i], wanted[i]);
-    release(&s);
+        status = tl_cpu_grouped_attention_bwd(ctx, own[0], own[1], own[2], mask, own[3], own[4], batch, heads, queries,
+                                              d, kv_heads, keys, width, mask_mode, mask_batch, mask_heads, mask_queries,
+                                              before, after, offset, scale, own[5], own[6], own[7]);
+    close_arrays(ctx, arrays, x, 8, 5, own, status != TORCHLEAN_OK);
     return status;
 }

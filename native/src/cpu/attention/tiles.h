@@ -190,48 +190,75 @@ static inline void turn_back(const float *sum, int64_t rows, int64_t d, float *x
             x[i * d + k] = sum[k * STEP + i];
 }
 
-/* What blocks pairs of a tile of keys and a step of queries, both from where they begin: the mask, turned, or NULL; the
- * keys that a lane may attend to, or NULL where those are all. */
-typedef struct blockade {
-    const float *mask;
-    const int32_t *first, *end;
-} blockade;
-
-/* The blockade of queries i..i+rows-1 and keys j0..j0+keys-1; `mask` has room for TILE rows of lanes, `spans` for two.
- * */
-static inline blockade find_blockade(const problem *p, int64_t b, int64_t i, int64_t rows, int64_t j0, int64_t keys,
-                                     float *mask, int32_t *spans)
+/* Biases (geometry.h) of queries i .. i+queries-1 and keys j0 .. j0+keys-1, in room of a tile: a row for each key, a lane for each
+ * query, or with `by_query` the other way round. NULL where they are all 0. */
+static inline const float *find_bias(const problem *p, int64_t b, int64_t i, int64_t queries, int64_t j0, int64_t keys,
+                                     int by_query, float *room)
 {
     const geometry *g = &p->of;
-    blockade x = {NULL, NULL, NULL};
-    if (g->mask) {
-        for (int64_t l = 0; l < rows;) {
-            const float *from = mask_row(g, b, i + l, j0);
-            const int64_t apart = l + 4 <= rows ? mask_row(g, b, i + l + 1, j0) - from : 0;
-            const int even = l + 4 <= rows && mask_row(g, b, i + l + 3, j0) - from == 3 * apart &&
-                             mask_row(g, b, i + l + 2, j0) - from == 2 * apart;
-            if (even) {
-                tl_transpose_rows4(from, apart, keys, mask + l, STEP);
-                l += 4;
-                continue;
-            }
-            for (int64_t j = 0; j < keys; j++)
-                mask[j * STEP + l] = from[j];
-            l++;
+    if (!g->mask && all_open(g, i, i + queries, j0, keys)) return NULL;
+    if (by_query) {
+        for (int64_t q = 0; q < queries; q++) {
+            memset(room + q * STEP + keys, 0, (size_t)(STEP - keys) * sizeof *room);
+            bias_row(g, b, i + q, j0, keys, room + q * STEP);
         }
-        for (int64_t j = 0; rows < STEP && j < keys; j++)
-            for (int64_t l = rows; l < STEP; l++)
-                mask[j * STEP + l] = 0.0f;
-        x.mask = mask;
+        return room;
     }
-    if (all_open(g, i, i + rows, j0, keys)) return x;
+    for (int64_t l = 0; g->mask && l < STEP; l += 4) {
+        float rows[4][TILE];
+        for (int64_t q = l; q < l + 4; q++)
+            memcpy(rows[q - l], mask_row(g, b, i + tl_imin(q, queries - 1), j0), (size_t)keys * sizeof *room);
+        tl_transpose_rows4(rows[0], TILE, keys, room + l, STEP);
+    }
+    const float blocked = g->mode == FILL ? TL_FILL_SCORE : -TL_INF;
+    const int masked = g->mask != NULL, additive = g->mode == ADDITIVE;
+    int32_t first[STEP], end[STEP];
     for (int64_t l = 0; l < STEP; l++) {
-        const span open = l < rows ? open_keys(g, i + l, j0, keys) : (span){0, keys};
-        spans[l] = (int32_t)open.first;
-        spans[STEP + l] = (int32_t)open.end;
+        const span open = open_keys(g, i + tl_imin(l, queries - 1), j0, keys);
+        first[l] = (int32_t)open.first, end[l] = (int32_t)open.end;
     }
-    x.first = spans, x.end = spans + STEP;
-    return x;
+    for (int32_t j = 0; j < (int32_t)keys; j++, room += STEP)
+        for (int l = 0; l < STEP; l++) {
+            const float bias = !masked ? 0.0f : additive ? room[l] : room[l] == 0.0f ? blocked : 0.0f;
+            room[l] = j < first[l] || j >= end[l] ? -TL_INF : bias;
+        }
+    return room - keys * STEP;
+}
+
+/* Turns the products of a tile into scores, in place: row j of s is one of the other side, its first `lanes` lanes count. */
+TL_INLINE void score_lanes(const int lanes, const geometry *g, int64_t others, const float *restrict bias,
+                           float *restrict s)
+{
+    const float scale = g->scale;
+    if (bias && g->mode == ADDITIVE)
+        for (int64_t j = 0; j < others; j++)
+            for (int l = 0; l < lanes; l++)
+                s[j * STEP + l] = tl_attention_biased(s[j * STEP + l], scale, bias[j * STEP + l]);
+    else
+        for (int64_t j = 0; j < others; j++)
+            for (int l = 0; l < lanes; l++)
+                s[j * STEP + l] = tl_attention_score(s[j * STEP + l], scale);
+    if (bias && g->mode != ADDITIVE)
+        for (int64_t j = 0; j < others; j++)
+            for (int l = 0; l < lanes; l++)
+                s[j * STEP + l] = bias[j * STEP + l] != 0.0f ? bias[j * STEP + l] : s[j * STEP + l];
+}
+
+/* What a tile's weights times g·v - D are, in place of the products t; 0 where blocked. D is a lane's, or with `by_query` a row's. */
+TL_INLINE void gradient_lanes(const int lanes, const geometry *g, int64_t others, const float *restrict bias,
+                              const float *restrict weight, const float *restrict dot, const int by_query,
+                              float *restrict t)
+{
+    for (int64_t j = 0; j < others; j++)
+        for (int l = 0; l < lanes; l++)
+            t[j * STEP + l] = weight[j * STEP + l] * (t[j * STEP + l] - dot[by_query ? j : l]);
+    const int additive = g->mode == ADDITIVE;
+    if (bias)
+        for (int64_t j = 0; j < others; j++)
+            for (int l = 0; l < lanes; l++) {
+                const float x = bias[j * STEP + l];
+                t[j * STEP + l] = x == -TL_INF || (!additive && x != 0.0f) ? 0.0f : t[j * STEP + l];
+            }
 }
 
 /* ---- the running softmax of a step ------------------------------------------------------------------------------- */
@@ -249,30 +276,6 @@ static inline void start_softmax(softmax *m, int64_t keys)
     for (int l = 0; l < STEP; l++)
         m->top[l] = -TL_INF;
     memset(m->chain, 0, sizeof m->chain[0] * (size_t)tl_imax(tl_imin(keys, CHAINS), 1));
-}
-
-/* Turns the products of a tile into scores, in place: row j of s has key j, its first `lanes` lanes count. */
-TL_INLINE void score_lanes(const int lanes, const geometry *g, int64_t keys, blockade block, float *restrict s)
-{
-    const float *restrict mask = block.mask;
-    const int32_t *restrict first = block.first, *restrict end = block.end;
-    const float scale = g->scale, fill = g->mode == FILL ? TL_FILL_SCORE : -TL_INF;
-    if (g->mode == ADDITIVE)
-        for (int64_t j = 0; j < keys; j++)
-            for (int l = 0; l < lanes; l++)
-                s[j * STEP + l] = tl_attention_biased(s[j * STEP + l], scale, mask[j * STEP + l]);
-    else
-        for (int64_t j = 0; j < keys; j++)
-            for (int l = 0; l < lanes; l++)
-                s[j * STEP + l] = tl_attention_score(s[j * STEP + l], scale);
-    if (g->mode == FILL || g->mode == HARD)
-        for (int64_t j = 0; j < keys; j++)
-            for (int l = 0; l < lanes; l++)
-                s[j * STEP + l] = mask[j * STEP + l] == 0.0f ? fill : s[j * STEP + l];
-    if (first)
-        for (int64_t j = 0; j < keys; j++)
-            for (int l = 0; l < lanes; l++)
-                s[j * STEP + l] = (int32_t)j < first[l] || (int32_t)j >= end[l] ? -TL_INF : s[j * STEP + l];
 }
 
 /* Takes the maxima of the scores into the lanes'; NaN is passed over. Four of each lane run side by side. */
@@ -317,14 +320,14 @@ TL_INLINE void weigh_lanes(const int lanes, int64_t keys, float *restrict s, sof
 }
 
 /* A tile's products into weights. */
-static inline void soften(int vectors, const geometry *g, int64_t keys, blockade block, float *s, softmax *m)
+static inline void soften(int vectors, const geometry *g, int64_t keys, const float *bias, float *s, softmax *m)
 {
     if (vectors == 2) {
-        score_lanes(STEP, g, keys, block, s);
+        score_lanes(STEP, g, keys, bias, s);
         find_maxima(STEP, keys, s, m);
         weigh_lanes(STEP, keys, s, m);
     } else {
-        score_lanes(TL_LANES, g, keys, block, s);
+        score_lanes(TL_LANES, g, keys, bias, s);
         find_maxima(TL_LANES, keys, s, m);
         weigh_lanes(TL_LANES, keys, s, m);
     }

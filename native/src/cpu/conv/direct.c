@@ -92,17 +92,16 @@ static void multiply_planes(void *arg, int64_t task, int32_t worker)
     float *copy = job->scratch + worker * job->worker_floats, *sums = copy + job->copied;
     memset(sums, 0, sizeof(float) * (size_t)(v->rows * taps * FOLD));
     for (int64_t n = 0; n < v->batch * slices && !tl_interrupted(); n++) {
-        int64_t rest = n, at[TL_CONV_RANK];
-        for (int32_t d = p->outer - 1; d >= 0; d--) /* the outer axes are the first ones */
-            at[d] = rest % g->count[d], rest /= g->count[d];
-        const float *source = v->source + (rest * v->source_channels + task) * g->source_size;
+        int64_t at[TL_CONV_RANK];
+        const float *source = slice_at(v, p, n, task, at);
         for (int64_t y = 0; y < p->y.count; y += p->tile_y)
             for (int64_t x = 0; x < p->x.count; x += p->tile_x) {
                 const int64_t lines = tl_imin(p->tile_y, p->y.count - y), length = tl_imin(p->tile_x, p->x.count - x);
                 const int64_t first = (n % slices * p->y.count + y) * p->x.count + x;
                 copy_planes_f32(v, p, source, 1, at, y, lines, x, length, copy);
                 for (int64_t row = 0; row < v->rows; row++) {
-                    const float *of_g = job->g + (rest * v->target_rows + group * v->rows + row) * g->positions + first;
+                    const float *of_g = job->g + (n / slices * v->target_rows + group * v->rows + row) * g->positions +
+                                        first;
                     for (int64_t i = 0, t = 0; i < chunks; i++) {
                         const int64_t count = taps / chunks + (i < taps % chunks);
                         add_functions[count](of_g, p->x.count, copy, p->pitch, job->offsets + t, lines, length,

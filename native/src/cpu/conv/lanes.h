@@ -127,25 +127,45 @@ INLINE vec_f32 narrow_f32(const float *p, const float *add)
     return v;
 }
 
-/* F(r) for every height of a panel; the small heights leave registers for strips of four vectors. The tall ones,
+/* F(name, r) for every height of a panel; the small heights leave registers for strips of four vectors. The tall ones,
  * up to TALLER times MR, are for strips of one vector alone, of which MR sums would be fewer than hide the latency of a fused
  * multiply-add: two begin in a cycle, and each takes four. */
 #if TL_GEMM_MR == 14
 enum { TALLER = 1 };
-#define EACH_TALL_HEIGHT(F)
-#define EACH_SMALL_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7)
-#define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(8) F(9) F(10) F(11) F(12) F(13) F(14)
+#define EACH_TALL_HEIGHT(F, n)
+#define EACH_SMALL_HEIGHT(F, n) F(n, 1) F(n, 2) F(n, 3) F(n, 4) F(n, 5) F(n, 6) F(n, 7)
+#define EACH_HEIGHT(F, n) EACH_SMALL_HEIGHT(F, n) F(n, 8) F(n, 9) F(n, 10) F(n, 11) F(n, 12) F(n, 13) F(n, 14)
 #elif TL_GEMM_MR == 6
 enum { TALLER = 2 };
-#define EACH_TALL_HEIGHT(F) F(7) F(8) F(9) F(10) F(11) F(12)
-#define EACH_SMALL_HEIGHT(F) F(1) F(2) F(3)
-#define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(4) F(5) F(6)
+#define EACH_TALL_HEIGHT(F, n) F(n, 7) F(n, 8) F(n, 9) F(n, 10) F(n, 11) F(n, 12)
+#define EACH_SMALL_HEIGHT(F, n) F(n, 1) F(n, 2) F(n, 3)
+#define EACH_HEIGHT(F, n) EACH_SMALL_HEIGHT(F, n) F(n, 4) F(n, 5) F(n, 6)
 #else
 enum { TALLER = 1 };
-#define EACH_TALL_HEIGHT(F)
-#define EACH_SMALL_HEIGHT(F) F(1) F(2)
-#define EACH_HEIGHT(F) EACH_SMALL_HEIGHT(F) F(3) F(4)
+#define EACH_TALL_HEIGHT(F, n)
+#define EACH_SMALL_HEIGHT(F, n) F(n, 1) F(n, 2)
+#define EACH_HEIGHT(F, n) EACH_SMALL_HEIGHT(F, n) F(n, 3) F(n, 4)
 #endif
+
+/* dst[k*width + l] = src[l*lane + k*step] for n terms k of h lanes l <= width, 0 for the other l; lane or step is 1. In float
+ * whole vectors are stored, which may run LANES - 1 elements past the end, into what is written later. */
+INLINE void turn_f32(float *dst, int64_t width, int64_t h, int64_t n, const float *src, int64_t lane, int64_t step)
+{
+    tl_gemm_pack_f32(dst, width, h, n, src, lane, step);
+}
+
+static inline void turn_f64(double *restrict dst, int64_t width, int64_t h, int64_t n, const float *src, int64_t lane,
+                            int64_t step)
+{
+    enum { PART = 4 * LANES };
+    _Alignas(64) float part[PART * NR + LANES];
+    for (int64_t k = 0; k < n; k += PART, dst += PART * width) {
+        const int64_t m = tl_imin(n - k, PART);
+        tl_gemm_pack_f32(part, width, h, m, src + k * step, lane, step);
+        for (int64_t e = 0; e < m * width; e++)
+            dst[e] = part[e];
+    }
+}
 
 /* F(t) for every number of taps that are summed at a time: TAPS of them have their sums in registers. */
 #if TL_GEMM_LANES == 16

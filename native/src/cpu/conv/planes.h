@@ -126,3 +126,11 @@ static int64_t tap_offset(const conv_view *v, const planes *p, int64_t t)
     const int64_t slot = (outer * p->y.phases + ty % p->y.phases) * p->x.phases + tx % p->x.phases;
     return slot * p->slot + advance_of(&p->y, ty) * p->pitch + advance_of(&p->x, tx);
 }
+
+/* Slice `slice` of the batch, an image at coordinates `at` of the outer axes, which are the first ones: its source, from `channel` on. */
+static inline const float *slice_at(const conv_view *v, const planes *p, int64_t slice, int64_t channel, int64_t *at)
+{
+    for (int32_t d = p->outer - 1; d >= 0; d--)
+        at[d] = slice % v->gather.count[d], slice /= v->gather.count[d];
+    return v->source + (slice * v->source_channels + channel) * v->gather.source_size;
+}

@@ -24,11 +24,6 @@ enum { TILE_POSITIONS = 256, MOST_POSITIONS = 4096, TILE_ELEMENTS = 32768 };
 /* Multiply-adds that a task has at least, where there are few. */
 #define TASK_COST 1e6
 
-/* Where a position finds a term, from where it is itself; the number of its weight among the packed ones of a row. */
-typedef struct {
-    int32_t source, weight;
-} conv_term;
-
 /* Terms first .. first + count - 1, of channels channel .. channel + channels - 1. */
 typedef struct {
     int64_t first, count, channel, channels;
@@ -40,23 +35,6 @@ static conv_block block_of(int64_t index, int64_t terms, int64_t taps)
     b.channel = b.first / taps;
     b.channels = (b.first + b.count - 1) / taps - b.channel + 1;
     return b;
-}
-
-/* dst[k*width + r] = w[r*lane + k*step] for n terms of h rows; `part` has room for them. */
-static void turn_f32(float *dst, int64_t width, int64_t h, int64_t n, const float *w, int64_t lane, int64_t step,
-                     TL_UNUSED float *part)
-{
-    tl_gemm_pack_f32(dst, width, h, n, w, lane, step);
-}
-
-static void turn_f64(double *dst, int64_t width, int64_t h, int64_t n, const float *w, int64_t lane, int64_t step,
-                     float *part)
-{
-    if (h < width) memset(dst, 0, sizeof *dst * (size_t)(n * width));
-    tl_gemm_pack_f32(part, h, h, n, w, lane, step);
-    for (int64_t k = 0; k < n; k++)
-        for (int64_t r = 0; r < h; r++)
-            dst[k * width + r] = part[k * h + r];
 }
 
 #define REAL float

@@ -1,17 +1,17 @@
 /* The product of a convolution for one precision: included by product.c with REAL, FN and VL set. See product.c. */
 
 #include "cpu/conv/planes_copy.h"
-#include "cpu/conv/positions_kernel.h"
+#include "cpu/conv/kernels.h"
 
-/* The micro-kernel whose lanes are rows: c[r][lane] is the sum over the terms t of a[t.source + r] · b[t.weight*V*VL +
+/* The micro-kernel whose lanes are rows: c[r][lane] is the sum over the terms k of a[off[k] + r] · b[weight[k]*V*VL +
  * lane]. */
-INLINE void FN(rows)(const int R, const int V, int64_t count, const REAL *a, const REAL *b, const conv_term *t, REAL *c,
-                     int mode)
+INLINE void FN(rows)(const int R, const int V, int64_t n, const REAL *a, const REAL *b, TL_UNUSED int64_t ld,
+                     const int32_t *off, const int32_t *weight, REAL *c, int mode)
 {
     VEC sum[TALLER * MR][4];
     FN(begin_sums)(R, V, c, mode, sum);
-    for (int64_t k = 0; k < count; k++) {
-        const REAL *from = a + t[k].source, *w = b + (int64_t)t[k].weight * (V * VL);
+    for (int64_t k = 0; k < n; k++) {
+        const REAL *from = a + off[k], *w = b + (int64_t)weight[k] * (V * VL);
         const VEC b0 = FN(load)(w), b1 = V == 2 ? FN(load)(w + VL) : b0;
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
@@ -21,26 +21,7 @@ INLINE void FN(rows)(const int R, const int V, int64_t count, const REAL *a, con
     }
     FN(end_sums)(R, V, c, mode, sum);
 }
-
-#define KERNEL(R, V)                                                                                                   \
-    static void FN(rows_##R##x##V)(int64_t n, const REAL *a, const REAL *b, const conv_term *t, REAL *c, int mode)     \
-    {                                                                                                                  \
-        FN(rows)(R, V, n, a, b, t, c, mode);                                                                           \
-    }
-#define KERNELS(R) KERNEL(R, 1) KERNEL(R, 2)
-#define ONE(R) KERNEL(R, 1)
-EACH_HEIGHT(KERNELS)
-EACH_TALL_HEIGHT(ONE)
-#undef KERNEL
-#undef KERNELS
-#undef ONE
-
-typedef void (*FN(rows_fn))(int64_t, const REAL *, const REAL *, const conv_term *, REAL *, int);
-#define PAIR(R) {FN(rows_##R##x1), FN(rows_##R##x2)},
-#define ONE(R) {FN(rows_##R##x1), 0},
-static const FN(rows_fn) FN(rows_kernels)[TALLER * MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR) EACH_TALL_HEIGHT(ONE)};
-#undef PAIR
-#undef ONE
+KERNELS(rows)
 
 typedef struct {
     const conv_view *v;
@@ -52,8 +33,8 @@ typedef struct {
     int64_t packed_terms;       /* of a row: `inner`, or where lanes are rows those of the whole kernel */
     int lanes_are_rows;
     int64_t block_count, block_channels; /* channels of a block, at most */
-    const conv_term *terms;              /* where lanes are rows */
-    const int32_t *offsets;              /* else: of each term, from its block's first channel */
+    const int32_t *offsets;              /* of each term, from its block's first channel */
+    const int32_t *weights;              /* of each term, among the packed ones of a row, where lanes are rows */
     const int32_t *kernel_index;         /* of each tap */
     int64_t row_tiles, tile_rows, y_tiles, x_tiles, outer_positions, items, items_per_task;
     REAL *packed; /* the weights of a group: strips of the rows (terms, lanes), or panels of them (terms, rows) */
@@ -91,14 +72,13 @@ static void FN(pack_strip)(const FN(job) * job, const float *w, int64_t h, int64
     const int joined = job->channel_stride == taps || taps == 1;
     const int64_t runs = joined ? 1 : channels, length = joined ? channels * taps : taps;
     const int64_t step = taps == 1 ? job->channel_stride : 1;
-    _Alignas(64) float part[PART * NR + LANES];
     for (int64_t c = 0; c < runs; c++, dst += length * width, w += job->channel_stride) {
         for (int64_t k = 0; k < length; k += PART) {
             const int64_t n = tl_imin(length - k, PART);
             for (int64_t r = 0; joined && r < h; r++) /* too many rows for the hardware to see them coming */
                 for (int64_t l = 0; l < PART && step == 1; l += 64 / (int64_t)sizeof *w)
                     __builtin_prefetch(w + r * job->row_stride + k + PART + l, 0, 2);
-            FN(turn)(dst + k * width, width, h, n, w + k * step, job->row_stride, step, part);
+            FN(turn)(dst + k * width, width, h, n, w + k * step, job->row_stride, step);
         }
     }
 }
@@ -236,8 +216,9 @@ static void FN(multiply_rows)(const FN(job) * job, const FN(tile) * t, const con
                 float *const to = t->target + (t->row + i) * g->target_size + y * line + x * step;
                 for (int64_t l = 0; s.finish && l < rows; l++)
                     __builtin_prefetch(to + l * g->target_size, 1);
-                FN(rows_fn) kernel = FN(rows_kernels)[h][width / VL - 1];
-                kernel(b->count, source + y * job->planes.pitch + x, strip, job->terms + b->first, sums + part, s.mode);
+                FN(rows_kernels)
+                [h][width / VL - 1](b->count, source + y *job->planes.pitch + x, strip, 0, job->offsets + b->first,
+                                    job->weights + b->first, sums + part, s.mode);
                 FN(close_part)(sums, part, h * width, s);
                 if (s.finish) FN(finish_rows)(job, t, sums, h, width, t->row + i, rows, to);
                 if (!only) sums += MR * STRIP;
@@ -265,8 +246,8 @@ static void FN(multiply_positions)(const FN(job) * job, const FN(tile) * t, cons
             for (int64_t r = 0; s.finish && job->planes.x.to_step == 1 && r < h;
                  r++) /* dense results, or close to them */
                 __builtin_prefetch(t->target + (row + r) * job->v->gather.target_size + q, 1);
-            FN(positions_kernel)(h, width / VL)(kc, panel + k0 * h, source + q, VL, job->offsets + k0, sums + part,
-                                                s.mode);
+            FN(side_kernel)(h, width / VL)(kc, panel + k0 * h, source + q, VL, job->offsets + k0, NULL, sums + part,
+                                           s.mode);
             FN(close_part)(sums, part, h * width, s);
             if (s.finish) FN(finish_positions)(job, t, sums, h, width, row, q);
             panel += h * job->inner;
@@ -408,28 +389,23 @@ static int32_t FN(multiply_gather)(tl_context *ctx, FN(job) job, void **packed)
     if (status) return status;
     void *memory;
     const size_t elements = (size_t)(workers * job.worker_elements + own);
-    const size_t terms = (size_t)job.inner * (job.lanes_are_rows ? sizeof(conv_term) : sizeof(int32_t));
-    status = tl_pool_alloc(ctx, elements * sizeof(REAL) + terms + sizeof(int32_t) * (size_t)(2 * taps), &memory);
+    status = tl_pool_alloc(ctx, elements * sizeof(REAL) + sizeof(int32_t) * (size_t)(2 * (taps + job.inner)), &memory);
     if (status) return status;
     job.scratch = memory;
     REAL *const end = job.scratch + workers * job.worker_elements;
     job.packed = job.lanes_are_rows ? *packed : end;
     int32_t *const kernel_index = (int32_t *)(end + own), *const offset = kernel_index + taps;
-    conv_term *const list = (conv_term *)(offset + taps);
-    int32_t *const offsets = offset + taps;
+    int32_t *const offsets = offset + taps, *const of_row = offsets + job.inner;
     for (int64_t t = 0; t < taps; t++) {
         kernel_index[t] = (int32_t)tl_conv_kernel_index(g, t);
         offset[t] = (int32_t)tap_offset(v, &job.planes, t);
     }
     for (int64_t k = 0; k < job.inner; k++) {
         const int64_t c = k / taps, t = k % taps;
-        const int32_t at = (int32_t)((c - k / KC * KC / taps) * job.planes.channel) + offset[t];
-        if (job.lanes_are_rows)
-            list[k] = (conv_term){at, (int32_t)(c * job.kernel_size) + kernel_index[t]};
-        else
-            offsets[k] = at;
+        offsets[k] = (int32_t)((c - k / KC * KC / taps) * job.planes.channel) + offset[t];
+        of_row[k] = (int32_t)(c * job.kernel_size) + kernel_index[t];
     }
-    job.kernel_index = kernel_index, job.terms = list, job.offsets = offsets;
+    job.kernel_index = kernel_index, job.offsets = offsets, job.weights = of_row;
     if (!have) tl_parallel(FN(pack_tasks)(&job), FN(pack_task), &job);
     if (tasks == 1)
         FN(multiply_task)(&job, 0, 0);

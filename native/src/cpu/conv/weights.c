@@ -36,25 +36,6 @@ enum {
 /* The share of the lanes below which they are rows. */
 #define LEAST_SHARE 0.6
 
-/* dst[k*width + l] = src[l*lane + k] for n cells k of h lanes l <= width, 0 for the other l. In float whole vectors are stored, which
- * may run LANES - 1 elements past the end, into what is written later. */
-static void turn_f32(float *dst, int64_t width, int64_t h, int64_t n, const float *src, int64_t lane)
-{
-    tl_gemm_pack_f32(dst, width, h, n, src, lane, 1);
-}
-
-static void turn_f64(double *restrict dst, int64_t width, int64_t h, int64_t n, const float *src, int64_t lane)
-{
-    enum { PART = 4 * LANES };
-    _Alignas(64) float part[PART * NR + LANES];
-    for (int64_t k = 0; k < n; k += PART, dst += PART * width) {
-        const int64_t m = tl_imin(n - k, PART);
-        tl_gemm_pack_f32(part, width, h, m, src + k, lane, 1);
-        for (int64_t e = 0; e < m * width; e++)
-            dst[e] = part[e];
-    }
-}
-
 #define REAL float
 #define FN(name) name##_f32
 #define VL LANES_F32
@@ -83,11 +64,11 @@ static int64_t segment_of(int64_t rows, int64_t inner, int64_t positions)
     return tl_ceil_div(tl_ceil_div(positions, segments), KC) * KC;
 }
 
-static int32_t weights_fast(tl_context *ctx, const conv_view *v, int64_t groups, int64_t segment, const float *g,
-                            float *gw)
+int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw)
 {
-    const int64_t segments = tl_ceil_div(v->batch * v->gather.positions, segment);
-    const int64_t weights = groups * v->rows * v->channels * v->gather.taps_size;
+    const int64_t inner = v->channels * v->gather.taps_size, positions = v->batch * v->gather.positions;
+    const int64_t segment = segment_of(v->rows, inner, positions), segments = tl_ceil_div(positions, segment);
+    const int64_t weights = groups * v->rows * inner;
     job_f32 job;
     void *parts = NULL;
     int32_t status = TORCHLEAN_OK;
@@ -118,14 +99,13 @@ static void add_segments(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-static int32_t weights_chain(tl_context *ctx, const conv_view *v, int64_t groups, int64_t segment, const float *g,
-                             float *gw)
+int32_t tl_conv_weights_reproducible(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw)
 {
     const int64_t inner = v->channels * v->gather.taps_size, positions = v->batch * v->gather.positions;
-    const int64_t segments = tl_ceil_div(positions, segment);
+    const int64_t segment = tl_chain_segment(positions), segments = tl_ceil_div(positions, segment);
+    rounds_t x = {.gw = gw, .segments = segments, .weights = groups * v->rows * inner};
     job_f64 job;
     open_job_f64(&job, v, groups, g, gw);
-    rounds_t x = {.gw = gw, .segments = segments, .weights = groups * v->rows * inner};
     if (segments == 1 ||
         (double)x.weights * (double)positions > MANY_TASKS * TILE_ROWS * TILE_COLUMNS * 2.0 * (double)segment)
         return run_f64(ctx, &job, segment, positions, NULL);
@@ -137,16 +117,4 @@ static int32_t weights_chain(tl_context *ctx, const conv_view *v, int64_t groups
     if (!status) tl_parallel(tl_ceil_div(x.weights, TILE_COLUMNS), add_segments, &x);
     tl_pool_free(ctx, parts);
     return status;
-}
-
-int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw)
-{
-    const int64_t inner = v->channels * v->gather.taps_size, positions = v->batch * v->gather.positions;
-    return weights_fast(ctx, v, groups, segment_of(v->rows, inner, positions), g, gw);
-}
-
-int32_t tl_conv_weights_reproducible(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw)
-{
-    const int64_t positions = v->batch * v->gather.positions;
-    return weights_chain(ctx, v, groups, tl_chain_segment(positions), g, gw);
 }

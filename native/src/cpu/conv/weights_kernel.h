@@ -1,11 +1,11 @@
 /* The gradient of a convolution's weights for one precision: included by weights.c with REAL, FN and VL set. See weights.c. */
 
-#include "cpu/conv/positions_kernel.h"
+#include "cpu/conv/kernels.h"
 
 /* The micro-kernel whose lanes are rows of g: c[r][lane] is the sum over n positions of box[off[k] + tap[r]] · g[k*V*VL
  * + lane]. */
-INLINE void FN(terms)(const int R, const int V, int64_t n, const REAL *g, const REAL *box, const int32_t *off,
-                      const int32_t *tap, REAL *c, int mode)
+INLINE void FN(terms)(const int R, const int V, int64_t n, const REAL *g, const REAL *box, TL_UNUSED int64_t ld,
+                      const int32_t *off, const int32_t *tap, REAL *c, int mode)
 {
     VEC sum[TALLER * MR][4];
     FN(begin_sums)(R, V, c, mode, sum);
@@ -21,26 +21,7 @@ INLINE void FN(terms)(const int R, const int V, int64_t n, const REAL *g, const 
     FN(end_sums)(R, V, c, mode, sum);
 }
 
-#define KERNEL(R, V)                                                                                                   \
-    static void FN(terms_##R##x##V)(int64_t n, const REAL *g, const REAL *box, const int32_t *off, const int32_t *tap, \
-                                    REAL *c, int mode)                                                                 \
-    {                                                                                                                  \
-        FN(terms)(R, V, n, g, box, off, tap, c, mode);                                                                 \
-    }
-#define KERNELS(R) KERNEL(R, 1) KERNEL(R, 2)
-#define ONE(R) KERNEL(R, 1)
-EACH_HEIGHT(KERNELS)
-EACH_TALL_HEIGHT(ONE)
-#undef KERNEL
-#undef KERNELS
-#undef ONE
-
-typedef void (*FN(terms_fn))(int64_t, const REAL *, const REAL *, const int32_t *, const int32_t *, REAL *, int);
-#define PAIR(R) {FN(terms_##R##x1), FN(terms_##R##x2)},
-#define ONE(R) {FN(terms_##R##x1), 0},
-static const FN(terms_fn) FN(terms_kernels)[TALLER * MR + 1][2] = {{0, 0}, EACH_HEIGHT(PAIR) EACH_TALL_HEIGHT(ONE)};
-#undef PAIR
-#undef ONE
+KERNELS(terms)
 
 /* An axis of the box of cells that a tile of positions reads: cells are `spacing` apart in the source, neighbouring positions `step`
  * cells, neighbouring taps `tap_step`. There are `runs` of `length` cells in a row, `apart` in the source: one; or one for each tap, where
@@ -128,7 +109,7 @@ static void FN(turn_line)(const FN(job) * job, const float *from, int64_t x, int
     memset(to, 0, sizeof(REAL) * (size_t)(a * width));
     from += x;
     if (spacing == 1)
-        FN(turn)(to + a * width, width, channels, b - a, from + a, plane);
+        FN(turn)(to + a * width, width, channels, b - a, from + a, plane, 1);
     else
         for (int64_t k = a; k < b; k++)
             for (int64_t l = 0; l < width; l++)
@@ -211,11 +192,7 @@ static void FN(pack_cotangent)(const FN(job) * job, REAL *panel, int64_t row, in
     for (int64_t k = 0; k < n;) {
         const int64_t image = (q + k) / size, at = (q + k) % size, here = tl_imin(n - k, size - at);
         const float *from = job->g + (image * job->v->target_rows + row) * size + at;
-        if (width == 1)
-            for (int64_t i = 0; i < here; i++)
-                panel[k + i] = from[i];
-        else
-            FN(turn)(panel + k * width, width, h, here, from, size);
+        FN(turn)(panel + k * width, width, h, here, from, size, 1);
         k += here;
     }
 }
@@ -308,7 +285,7 @@ static void FN(multiply_rows)(const FN(job) * job, int64_t group, int64_t row0, 
                     const FN(link) l = FN(next_link)(job, from, to, k, end);
                     REAL *const own = sum + (l.apart ? parts : 0);
                     FN(terms_kernels)
-                    [h][width / VL - 1](l.next - k, packed + (k - q) *width, box, job->offsets + skip + (k - q), tap,
+                    [h][width / VL - 1](l.next - k, packed + (k - q) *width, box, 0, job->offsets + skip + (k - q), tap,
                                         own, l.mode);
                     for (int64_t x = 0; l.apart && l.ends && x < h * width; x++)
                         sum[x] += own[x];
@@ -366,12 +343,12 @@ static void FN(multiply)(const FN(job) * job, int64_t group, int64_t row0, int64
                 panel = packed;
                 for (int64_t p = 0; p < panels; p++, sum += cell) {
                     const int64_t h = height + (p < taller), n = h * to_column.vectors * VL;
-                    FN(positions_fn) kernel = FN(positions_kernel)(h, to_column.vectors);
+                    FN(kernel) kernel = FN(side_kernel)(h, to_column.vectors);
                     for (int64_t k = q; k < end;) {
                         const FN(link) l = FN(next_link)(job, from, to, k, end);
                         const int64_t apart = l.apart ? parts : 0;
                         const int32_t *offsets = job->offsets + (width == VL ? job->tile : 0) + skip + (k - q);
-                        kernel(l.next - k, panel + (k - q) * h, box + to_column.offset, to_column.ld, offsets,
+                        kernel(l.next - k, panel + (k - q) * h, box + to_column.offset, to_column.ld, offsets, NULL,
                                sum + apart, l.mode);
                         if (apart && l.ends)
                             for (int64_t e = 0; e < n; e++)

@@ -32,7 +32,8 @@
 
 typedef struct {
     const tl_chain *x;
-    int64_t wanted_tasks, segment, segments, tile_rows, tile_columns, row_tiles, column_tiles, products_per_task;
+    tl_gemm_tiles tiles;
+    int64_t segment, segments;
     int64_t a_elements, strip_elements, tile_elements, worker_elements;
     double *blocks; /* worker_elements for each worker: block of A, strip of B, tile, total */
     double *parts;  /* where segments are tasks: their sums, m·p each; else NULL */
@@ -49,7 +50,7 @@ static void multiply_segment(const job_t *job, const tile_t *t, int64_t from, in
     double *strip = block + job->a_elements;
     const int direct = x->multiply_rows && t->rows <= DIRECT_ROWS;
     const int64_t panels = tl_ceil_div(t->rows, direct ? TL_CHAIN_DIRECT : MR), height = t->rows / panels,
-                  taller = t->rows % panels, ld = job->tile_columns,
+                  taller = t->rows % panels, ld = job->tiles.columns,
                   columns = direct ? t->columns / TL_CHAIN_LANES * TL_CHAIN_LANES : 0;
     if (from == to) memset(tile, 0, (size_t)(t->rows * ld) * sizeof *tile);
     for (int64_t k0 = from; k0 < to && !(k0 > from && tl_interrupted()); k0 += KC) {
@@ -81,7 +82,7 @@ static void multiply_segment(const job_t *job, const tile_t *t, int64_t from, in
 static void multiply_tile(const job_t *job, const tile_t *t, int64_t segment, double *block)
 {
     const tl_chain *x = job->x;
-    const int64_t ld = job->tile_columns;
+    const int64_t ld = job->tiles.columns;
     double *sums = block + job->a_elements + job->strip_elements, *total = sums + job->tile_elements;
     if (job->parts) {
         const int64_t from = segment * job->segment;
@@ -106,12 +107,13 @@ static void task(void *arg, int64_t number, int32_t worker)
 {
     const job_t *job = arg;
     const tl_chain *x = job->x;
-    const int64_t tiles = job->row_tiles * job->column_tiles, at = number % tiles;
-    const int64_t first = job->parts ? 0 : number / tiles * job->products_per_task;
+    const tl_gemm_tiles *of = &job->tiles;
+    const int64_t tiles = of->down * of->across, at = number % tiles;
+    const int64_t first = job->parts ? 0 : number / tiles * of->products;
     double *block = job->blocks + worker * job->worker_elements;
-    tile_t t = {.row = at / job->column_tiles * job->tile_rows, .column = at % job->column_tiles * job->tile_columns};
-    t.rows = tl_imin(x->m - t.row, job->tile_rows), t.columns = tl_imin(x->p - t.column, job->tile_columns);
-    for (t.q = first; t.q < tl_imin(first + job->products_per_task, x->batch); t.q++)
+    tile_t t = {.row = at / of->across * of->rows, .column = at % of->across * of->columns};
+    t.rows = tl_imin(x->m - t.row, of->rows), t.columns = tl_imin(x->p - t.column, of->columns);
+    for (t.q = first; t.q < tl_imin(first + of->products, x->batch); t.q++)
         multiply_tile(job, &t, number / tiles, block);
 }
 
@@ -127,44 +129,23 @@ static void add_segments(void *arg, int64_t i, TL_UNUSED int32_t worker)
     x->finish(x, sums, 0, i, 0, x->p);
 }
 
-/* Cuts the product into tasks of at least TASK_COST multiply-adds while there are few. */
-static void plan(job_t *job)
-{
-    const tl_chain *x = job->x;
-    const double cost = (double)tl_imax(x->m, LEAST_ROWS) * (double)x->n * (double)x->p;
-    job->wanted_tasks = tl_imax(MIN_TASKS, TASKS_PER_WORKER * tl_workers());
-    job->row_tiles = tl_ceil_div(x->m, CHAIN_ROWS);
-    job->column_tiles = tl_ceil_div(x->p, CHAIN_COLUMNS);
-    job->products_per_task = cost < TASK_COST ? (int64_t)(TASK_COST / (cost > 1 ? cost : 1)) : 1;
-    for (;;) {
-        const int64_t tiles = job->row_tiles * job->column_tiles;
-        job->tile_rows = tl_ceil_div(tl_ceil_div(x->m, job->row_tiles), MR) * MR;
-        job->tile_columns = tl_ceil_div(tl_ceil_div(x->p, job->column_tiles), NR) * NR;
-        if (x->batch * tiles >= job->wanted_tasks || cost / (double)tiles < 2 * TASK_COST) break;
-        if (job->tile_columns > NR && job->tile_columns >= job->tile_rows)
-            job->column_tiles *= 2;
-        else if (job->tile_rows > MR)
-            job->row_tiles *= 2;
-        else
-            break;
-    }
-    job->row_tiles = tl_ceil_div(x->m, job->tile_rows);
-    job->column_tiles = tl_ceil_div(x->p, job->tile_columns);
-}
-
 int32_t tl_chain_multiply(tl_context *ctx, const tl_chain *x)
 {
     if (x->batch == 0 || x->m == 0 || x->p == 0) return TORCHLEAN_OK;
     job_t job = {.x = x, .segment = tl_chain_segment(x->n)};
     job.segments = tl_imax(tl_ceil_div(x->n, job.segment), 1);
-    plan(&job);
-    const int64_t kc = tl_imin(x->n, KC), rows = tl_imin(x->m, job.tile_rows), tiles = job.row_tiles * job.column_tiles;
+    const double cost = (double)tl_imax(x->m, LEAST_ROWS) * (double)x->n * (double)x->p;
+    const int64_t wanted = tl_imax(MIN_TASKS, TASKS_PER_WORKER * tl_workers());
+    job.tiles = (tl_gemm_tiles){.rows = CHAIN_ROWS, .columns = CHAIN_COLUMNS};
+    const int64_t whole = tl_gemm_cut(&job.tiles, x->batch, x->m, x->p, NR, cost, TASK_COST, wanted);
+    const int64_t kc = tl_imin(x->n, KC), rows = tl_imin(x->m, job.tiles.rows),
+                  tiles = job.tiles.down * job.tiles.across;
     job.a_elements = tl_ceil_div(rows * kc, 8) * 8;
     job.strip_elements = NR * kc;
-    job.tile_elements = tl_ceil_div(rows * job.tile_columns, 8) * 8;
+    job.tile_elements = tl_ceil_div(rows * job.tiles.columns, 8) * 8;
     job.worker_elements = job.a_elements + job.strip_elements + job.tile_elements * (job.segments > 1 ? 2 : 1);
-    const int split = job.segments > 1 && x->batch == 1 && tiles < job.wanted_tasks;
-    const int64_t tasks = tiles * (split ? job.segments : tl_ceil_div(x->batch, job.products_per_task));
+    const int split = job.segments > 1 && x->batch == 1 && tiles < wanted;
+    const int64_t tasks = split ? tiles * job.segments : whole;
     const int64_t workers = tasks == 1 ? 1 : tl_workers(), parts = split ? job.segments * x->m * x->p : 0;
     void *memory;
     const size_t bytes = (size_t)(workers * job.worker_elements + parts) * sizeof(double);

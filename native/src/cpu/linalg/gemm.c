@@ -1,6 +1,4 @@
-/* Packed, blocked matrix product. This file has what depends on the instruction set: vectors, the fused multiply-add, partial
- * loads and the transpose in registers, for both precisions. The algorithm is in gemm_kernel.h, compiled here once for float and
- * once for double.
+/* Packed, blocked matrix product in float; the micro-kernels of both precisions are in gemm_panel.h.
  *
  *   task      one tile of C, at most 256 rows by 512 columns, over the whole of n; or, for small products, several
  *             whole products of the batch. Tiles follow from the shape alone and tasks share nothing, so no task waits
@@ -22,18 +20,17 @@
  *
  * A product with few columns is computed transposed, which is only a change of strides. One row times a B with contiguous rows
  * streams B and keeps its sums in L1 (row_times_matrix); with contiguous columns, it transposes them in registers
- * (row_times_transpose); those of several products side by side where each has few (rows_of_products). A small C with a
- * long n runs its blocks of KC as a batch and adds them up in order (split_inner). */
-#include <math.h>
+ * (row_times_transpose). A small C with a long n runs its blocks of KC as a batch and adds them up in order (split_inner). */
 #include <string.h>
 
 #include "core/threads.h"
+#include "cpu/blocks.h"
 #include "cpu/linalg/gemm.h"
 #include "cpu/vector64.h"
 #include "cpu/vector_part.h"
 #include "formula/integer.h"
 
-/* A block of A takes 256 KiB, in double 512: it shares L2 with the strip of B and often a second hardware thread. */
+/* A block of A takes 256 KiB: it shares L2 with the strip of B and often a second hardware thread. */
 #define TILE_ROWS 256
 #define TILE_COLUMNS 512
 #define TILE_COLUMNS_ONE_ROW 4096
@@ -59,211 +56,487 @@
 #define EACH_HEIGHT(F) F(1) F(2) F(3) F(4)
 #endif
 
-/* The vectors are those of cpu/vector.h, cpu/vector_part.h and cpu/vector64.h. */
 typedef tl_vec vec_f32;
 typedef tl_vec64 vec_f64;
 #define load_f32 tl_vec_load
 #define store_f32 tl_vec_store
-#define store_n_f32 tl_store_first
 #define fma_f32 tl_vec_fma
 #define load_f64 tl_vec64_load
 #define store_f64 tl_vec64_store
 #define fma_f64 tl_vec64_fma
 
-/* Per precision: vec, its fused multiply-add with a broadcast factor, loads and stores of the first n lanes (the others
- * read as 0), fma_each with a factor for each lane, and transpose: columns 0 .. n-1 of LANES rows, row r at src +
- * off[r], become vectors, of TK. */
-#if defined(__AVX512F__)
-
-#define LANES_F64 8
-#define TK_F32 16
-#define TK_F64 8
-
-INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
-INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p); }
-INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), v); }
-INLINE vec_f32 fma_each_f32(vec_f32 x, vec_f32 y, vec_f32 z) { return _mm512_fmadd_ps(x, y, z); }
-INLINE vec_f64 fma_each_f64(vec_f64 x, vec_f64 y, vec_f64 z) { return _mm512_fmadd_pd(x, y, z); }
-
-/* Every row is read as one whole cache line, because with a large power of two between rows all the lines of a block
- * compete for one set of L1. Pairs, then quads of rows are interleaved within the 128-bit lanes; two rounds of lane
- * shuffles then bring the lanes of one column together. */
-INLINE void transpose_f32(const float *src, const int64_t *off, int64_t n, vec_f32 *out)
-{
-    __m512 r[16], q[16];
-    const __mmask16 mask = (__mmask16)((1u << n) - 1);
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        for (int l = i; l < i + 4; l++)
-            r[l] = _mm512_maskz_loadu_ps(mask, src + off[l]);
-        __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(r[i], r[i + 1]));
-        __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(r[i], r[i + 1]));
-        __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(r[i + 2], r[i + 3]));
-        __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(r[i + 2], r[i + 3]));
-        q[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
-        q[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
-        q[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
-        q[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
-    }
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; k++) { /* q[i + k] holds columns k, k+4, k+8, k+12 of rows i .. i+3 */
-        __m512 a = _mm512_shuffle_f32x4(q[k], q[4 + k], 0x44), b = _mm512_shuffle_f32x4(q[k], q[4 + k], 0xee);
-        __m512 c = _mm512_shuffle_f32x4(q[8 + k], q[12 + k], 0x44), d = _mm512_shuffle_f32x4(q[8 + k], q[12 + k], 0xee);
-        out[k] = _mm512_shuffle_f32x4(a, c, 0x88);
-        out[k + 4] = _mm512_shuffle_f32x4(a, c, 0xdd);
-        out[k + 8] = _mm512_shuffle_f32x4(b, d, 0x88);
-        out[k + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
-    }
-}
-
-INLINE void transpose_f64(const double *src, const int64_t *off, int64_t n, vec_f64 *out)
-{
-    __m512d q[8];
-    const __mmask8 mask = (__mmask8)((1u << n) - 1);
-#pragma GCC unroll 4
-    for (int i = 0; i < 8; i += 2) {
-        __m512d a = _mm512_maskz_loadu_pd(mask, src + off[i]), b = _mm512_maskz_loadu_pd(mask, src + off[i + 1]);
-        q[i] = _mm512_unpacklo_pd(a, b);
-        q[i + 1] = _mm512_unpackhi_pd(a, b);
-    }
-#pragma GCC unroll 2
-    for (int k = 0; k < 2; k++) { /* q[i + k] holds columns k, k+2, k+4, k+6 of rows i, i+1 */
-        __m512d a = _mm512_shuffle_f64x2(q[k], q[2 + k], 0x44), b = _mm512_shuffle_f64x2(q[k], q[2 + k], 0xee);
-        __m512d c = _mm512_shuffle_f64x2(q[4 + k], q[6 + k], 0x44), d = _mm512_shuffle_f64x2(q[4 + k], q[6 + k], 0xee);
-        out[k] = _mm512_shuffle_f64x2(a, c, 0x88);
-        out[k + 2] = _mm512_shuffle_f64x2(a, c, 0xdd);
-        out[k + 4] = _mm512_shuffle_f64x2(b, d, 0x88);
-        out[k + 6] = _mm512_shuffle_f64x2(b, d, 0xdd);
-    }
-}
-
-#elif defined(__AVX2__) && defined(__FMA__)
-
-#define LANES_F64 4
-#define TK_F32 4
-#define TK_F64 2
-
-static const int32_t lanes_on[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
-#define FIRST_F32(n) _mm256_loadu_si256((const __m256i *)(lanes_on + 8 - (n)))
-#define FIRST_F64(n) _mm256_loadu_si256((const __m256i *)(lanes_on + 8 - 2 * (n)))
-
-INLINE vec_f32 load_n_f32(const float *p, int64_t n) { return _mm256_maskload_ps(p, FIRST_F32(n)); }
-INLINE vec_f64 load_n_f64(const double *p, int64_t n) { return _mm256_maskload_pd(p, FIRST_F64(n)); }
-INLINE void store_n_f64(double *p, vec_f64 v, int64_t n)
-{
-    tl_store_first((float *)p, _mm256_castpd_ps(v), 2 * n); /* a number is two lanes */
-}
-INLINE vec_f32 fma_each_f32(vec_f32 x, vec_f32 y, vec_f32 z) { return _mm256_fmadd_ps(x, y, z); }
-INLINE vec_f64 fma_each_f64(vec_f64 x, vec_f64 y, vec_f64 z) { return _mm256_fmadd_pd(x, y, z); }
-
-INLINE void transpose_f32(const float *src, const int64_t *off, int64_t n, vec_f32 *out)
-{
-    __m256 t[4];
-    const __m128i mask = _mm256_castsi256_si128(FIRST_F32(n));
-#pragma GCC unroll 4
-    for (int r = 0; r < 4; r++) {
-        const float *const low = src + off[r], *const high = src + off[r + 4];
-        const int whole = n == TK_F32; /* known where the call is, as the others are rare */
-        t[r] = _mm256_castps128_ps256(whole ? _mm_loadu_ps(low) : _mm_maskload_ps(low, mask));
-        t[r] = _mm256_insertf128_ps(t[r], whole ? _mm_loadu_ps(high) : _mm_maskload_ps(high, mask), 1);
-    }
-    __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(t[0], t[1])), b = _mm256_castps_pd(_mm256_unpackhi_ps(t[0], t[1]));
-    __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(t[2], t[3])), d = _mm256_castps_pd(_mm256_unpackhi_ps(t[2], t[3]));
-    out[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
-    out[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
-    out[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
-    out[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
-}
-
-INLINE void transpose_f64(const double *src, const int64_t *off, int64_t n, vec_f64 *out)
-{
-    __m256d t[2];
-    const __m128i mask = _mm256_castsi256_si128(FIRST_F64(n));
-    for (int r = 0; r < 2; r++) {
-        t[r] = _mm256_castpd128_pd256(_mm_maskload_pd(src + off[r], mask));
-        t[r] = _mm256_insertf128_pd(t[r], _mm_maskload_pd(src + off[r + 2], mask), 1);
-    }
-    out[0] = _mm256_unpacklo_pd(t[0], t[1]);
-    out[1] = _mm256_unpackhi_pd(t[0], t[1]);
-}
-
-#else /* GCC vector extensions, 16 bytes wide */
-
-#define LANES_F64 2
-#define TK_F32 1
-#define TK_F64 1
-INLINE vec_f32 load_n_f32(const float *p, int64_t n)
-{
-    vec_f32 v = {0};
-    memcpy(&v, p, (size_t)n * 4);
-    return v;
-}
-INLINE vec_f64 load_n_f64(const double *p, int64_t n)
-{
-    vec_f64 v = {0};
-    memcpy(&v, p, (size_t)n * 8);
-    return v;
-}
-INLINE void store_n_f64(double *p, vec_f64 v, int64_t n) { memcpy(p, &v, (size_t)n * 8); }
-
-#define FMA_EACH(REAL, FN)                                                                                             \
-    INLINE vec_##FN fma_each_##FN(vec_##FN x, vec_##FN y, vec_##FN z)                                                  \
-    {                                                                                                                  \
-        vec_##FN out = z;                                                                                              \
-        for (size_t l = 0; l < sizeof out / sizeof(REAL); l++)                                                         \
-            out[l] = fma_##FN(x[l], y, z)[l];                                                                          \
-        return out;                                                                                                    \
-    }
-FMA_EACH(float, f32)
-FMA_EACH(double, f64)
-
-INLINE void transpose_f32(const float *src, const int64_t *off, TL_UNUSED int64_t n, vec_f32 *out)
-{
-    out[0] = (vec_f32){src[off[0]], src[off[1]], src[off[2]], src[off[3]]};
-}
-
-INLINE void transpose_f64(const double *src, const int64_t *off, TL_UNUSED int64_t n, vec_f64 *out)
-{
-    out[0] = (vec_f64){src[off[0]], src[off[1]]};
-}
-
-#endif
-
-INLINE float fma_one_f32(float x, float y, float z) { return fmaf(x, y, z); }
-INLINE double fma_one_f64(double x, double y, double z) { return fma(x, y, z); }
-INLINE vec_f32 add_f32(vec_f32 x, vec_f32 y) { return x + y; }
-INLINE vec_f64 add_f64(vec_f64 x, vec_f64 y) { return x + y; }
-
 #define REAL float
 #define FN(name) name##_f32
 #define LANES TL_GEMM_LANES
-#define TK TK_F32
-#include "cpu/linalg/gemm_kernel.h"
-
-void tl_gemm_panel_f32(int64_t rows, int64_t vectors, int64_t kc, const float *a, const float *b, int64_t ldb, float *c,
-                       int64_t ldc, int mode)
-{
-    kernels_f32[rows][vectors - 1](kc, a, b, ldb, c, ldc, mode);
-}
-
-void tl_gemm_pack_f32(float *dst, int64_t width, int64_t w, int64_t kc, const float *src, int64_t lane, int64_t step)
-{
-    pack_f32(dst, width, w, kc, src, lane, step);
-}
-
+#include "cpu/linalg/gemm_panel.h"
 #undef REAL
 #undef FN
 #undef LANES
-#undef TK
 
 #define REAL double
 #define FN(name) name##_f64
-#define LANES LANES_F64
-#define TK TK_F64
-#include "cpu/linalg/gemm_kernel.h"
+#define LANES (TL_GEMM_LANES / 2)
+#include "cpu/linalg/gemm_panel.h"
+#undef REAL
+#undef FN
+#undef LANES
 
-void tl_gemm_panel_f64(int64_t rows, int64_t vectors, int64_t kc, const double *a, const double *b, int64_t ldb,
-                       double *c, int64_t ldc, int mode)
+enum { LANES = TL_GEMM_LANES, NR = TL_GEMM_NR, KC = TL_GEMM_KC };
+
+/* The first n lanes, the others being 0. */
+#if defined(__AVX512F__)
+INLINE tl_vec load_first(const float *p, int64_t n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
+#elif defined(__AVX2__) && defined(__FMA__)
+INLINE tl_vec load_first(const float *p, int64_t n)
 {
-    kernels_f64[rows][vectors - 1](kc, a, b, ldb, c, ldc, mode);
+    static const int32_t lanes_on[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+    return _mm256_maskload_ps(p, _mm256_loadu_si256((const __m256i *)(lanes_on + 8 - n)));
+}
+#else
+INLINE tl_vec load_first(const float *p, int64_t n)
+{
+    tl_vec v = {0};
+    memcpy(&v, p, (size_t)n * sizeof *p);
+    return v;
+}
+#endif
+
+/* Columns 0 .. n - 1 of LANES rows, row r at src + off[r], become vectors. A row is read as one whole cache line, because with a
+ * large power of two between rows all the lines of a block compete for one set of L1. */
+INLINE void transpose(const float *src, const int64_t *off, int64_t n, tl_vec *out)
+{
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++)
+        out[l] = n == LANES ? tl_vec_load(src + off[l]) : load_first(src + off[l], n);
+    TL_TURN(out);
+}
+
+/* Packs lanes 0 .. w-1 of kc steps: dst[k*width + l] = src[l*lane + k*step], where lane or step is 1. When w = width, whole
+ * vectors are stored and may run LANES - 1 elements past a row: the next rows, then the next panel, overwrite that; the buffer
+ * has room after the last. Where the width has two vectors the second is moved back to end with the row. */
+void tl_gemm_pack_f32(float *restrict dst, int64_t width, int64_t w, int64_t kc, const float *restrict src,
+                      int64_t lane, int64_t step)
+{
+    if (w < width) memset(dst, 0, (size_t)(width * kc) * sizeof *dst);
+    if (width == 1) {
+        for (int64_t k = 0; k < kc; k++)
+            dst[k] = src[k * step];
+        return;
+    }
+    if (lane == 1) {
+        if (w == NR) {
+            for (int64_t k = 0; k < kc; k++, dst += width, src += step) {
+                tl_vec_store(dst, tl_vec_load(src));
+                tl_vec_store(dst + LANES, tl_vec_load(src + LANES));
+            }
+        } else if (w >= LANES) {
+            for (int64_t k = 0; k < kc; k++, dst += width, src += step) {
+                tl_vec_store(dst, tl_vec_load(src));
+                tl_vec_store(dst + w - LANES, tl_vec_load(src + w - LANES));
+            }
+        } else {
+            for (int64_t k = 0; k < kc; k++, dst += width, src += step)
+                tl_vec_store(dst, load_first(src, w));
+        }
+        return;
+    }
+    int64_t k = 0, off[2][LANES];
+    tl_vec t[LANES];
+    for (int64_t l = 0; l < LANES; l++) {
+        off[0][l] = tl_imin(l, w - 1) * lane;
+        off[1][l] = tl_imax(w - LANES + l, 0) * lane;
+    }
+    for (; k + LANES <= kc; k += LANES)
+        for (int64_t half = 0; half < (w > LANES ? 2 : 1); half++) {
+            float *to = dst + k * width + half * (w - LANES);
+            transpose(src + k, off[half], LANES, t);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++)
+                tl_vec_store(to + i * width, t[i]);
+        }
+    for (int64_t half = 0; k < kc && half < (w > LANES ? 2 : 1); half++) {
+        transpose(src + k, off[half], kc - k, t);
+        for (int64_t i = 0; i < kc - k; i++)
+            tl_vec_store(dst + (k + i) * width + half * (w - LANES), t[i]);
+    }
+}
+
+/* What the tasks of one call share. C has two strides, because the product may have been transposed. */
+typedef struct {
+    const float *a, *b, *bias;
+    float *c, *blocks;
+    int64_t batch, m, n, p, rsa, csa, rsb, csb, rsc, csc, sa, sb, sc, bias_rows, bias_columns;
+    tl_gemm_tiles tiles;
+    int64_t a_elements, strip_elements, worker_elements;
+    int direct;
+} job_t;
+
+/* C[rows, columns] = (or +=) tile, the latter with rows NR apart. */
+static void store_tile(const float *tile, int64_t rows, int64_t columns, float *c, int64_t rsc, int64_t csc, int add)
+{
+    if (csc != 1) {
+        for (int64_t j = 0; j < columns; j++)
+            for (int64_t i = 0; i < rows; i++) {
+                float *to = c + i * rsc + j * csc;
+                *to = add ? *to + tile[i * NR + j] : tile[i * NR + j];
+            }
+        return;
+    }
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j += LANES) {
+            int64_t lanes = tl_imin(columns - j, LANES);
+            tl_vec v = tl_vec_load(tile + i * NR + j);
+            float *to = c + i * rsc + j;
+            if (add) v = load_first(to, lanes) + v;
+            tl_store_first(to, v, lanes);
+        }
+}
+
+/* sums[j] += x[r]·row r of B, one after the other, for R rows. */
+INLINE void add_rows(const int R, const job_t *job, const float *x, const float *row, int64_t span, float *sums)
+{
+    int64_t j = 0;
+    for (; j + LANES <= span; j += LANES) {
+        tl_vec s = tl_vec_load(sums + j);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+            s = tl_vec_fma(x[r * job->csa], tl_vec_load(row + r * job->rsb + j), s);
+        tl_vec_store(sums + j, s);
+    }
+    if (j == span) return;
+    tl_vec s = tl_vec_load(sums + j);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+        s = tl_vec_fma(x[r * job->csa], load_first(row + r * job->rsb + j, span - j), s);
+    tl_vec_store(sums + j, s);
+}
+
+/* One row of A times contiguous rows of B: eight rows of B at a time pass over sums kept in L1, then one. */
+static void row_times_matrix(const job_t *job, const float *a, const float *b, float *c, int64_t columns)
+{
+    enum { SPAN = 8192 / sizeof(float) };
+    _Alignas(64) float sums[SPAN + LANES];
+    for (int64_t j0 = 0; j0 < columns; j0 += SPAN) {
+        int64_t span = tl_imin(columns - j0, SPAN);
+        for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
+            int64_t kc = tl_imin(job->n - k0, KC);
+            memset(sums, 0, sizeof(float) * (size_t)(span + LANES));
+            for (int64_t k = 0, rows; k < kc; k += rows) {
+                const float *row = b + (k0 + k) * job->rsb + j0, *x = a + (k0 + k) * job->csa;
+                rows = kc - k >= 8 ? 8 : 1;
+                if (rows == 8)
+                    add_rows(8, job, x, row, span, sums);
+                else
+                    add_rows(1, job, x, row, span, sums);
+            }
+            for (int64_t j = 0; j < span; j++)
+                c[j0 + j] = k0 > 0 ? c[j0 + j] + sums[j] : sums[j];
+        }
+    }
+}
+
+/* One row of A times contiguous columns of B, two vectors of columns at a time. */
+static void row_times_transpose(const job_t *job, const float *a, const float *b, float *c, int64_t columns)
+{
+    for (int64_t j = 0; j < columns; j += NR) {
+        int64_t w = tl_imin(columns - j, NR), off[NR];
+        for (int64_t l = 0; l < NR; l++)
+            off[l] = (j + tl_imin(l, w - 1)) * job->csb;
+        for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
+            int64_t kc = tl_imin(job->n - k0, KC), k = 0;
+            const float *x = a + k0 * job->csa, *from = b + k0;
+            tl_vec sum[2] = {{0}, {0}}, t[LANES];
+            _Alignas(64) float sums[NR];
+            for (; k + LANES <= kc; k += LANES)
+                for (int64_t half = 0; half < (w > LANES ? 2 : 1); half++) {
+                    transpose(from + k, off + half * LANES, LANES, t);
+#pragma GCC unroll 16
+                    for (int i = 0; i < LANES; i++)
+                        sum[half] = tl_vec_fma(x[(k + i) * job->csa], t[i], sum[half]);
+                }
+            for (int64_t half = 0; k < kc && half < (w > LANES ? 2 : 1); half++) {
+                transpose(from + k, off + half * LANES, kc - k, t);
+                for (int64_t i = 0; i < kc - k; i++)
+                    sum[half] = tl_vec_fma(x[(k + i) * job->csa], t[i], sum[half]);
+            }
+            tl_vec_store(sums, sum[0]);
+            tl_vec_store(sums + LANES, sum[1]);
+            store_tile(sums, 1, w, c + j * job->csc, 0, job->csc, k0 > 0);
+        }
+    }
+}
+
+/* Packs share q of `shares` of a whole strip of B and prefetches the next share. The hardware does not see it coming:
+ * a row of the strip is two lines long, or there are NR rows of a few lines each. Prefetching more than a share ahead
+ * fails when the rows are a large power of two apart: they then compete for a few sets of L2. */
+INLINE void pack_share(const job_t *job, float *strip, const float *from, int64_t kc, int64_t q, int64_t shares)
+{
+    enum { LINE = 64 / sizeof(float) };
+    int64_t edge[3];
+    for (int64_t e = 0; e < 3; e++)
+        edge[e] = q + e < shares ? kc * (q + e) / shares / LINE * LINE : kc;
+    if (edge[0] < edge[1])
+        tl_gemm_pack_f32(strip + edge[0] * NR, NR, NR, edge[1] - edge[0], from + edge[0] * job->rsb, job->csb,
+                         job->rsb);
+    if (job->csb == 1) {
+        for (int64_t k = edge[1]; k < edge[2]; k++)
+            for (int64_t l = 0; l < NR; l += LINE)
+                __builtin_prefetch(from + k * job->rsb + l, 0, 2);
+    } else {
+        for (int64_t k = edge[1]; k < edge[2]; k += LINE)
+            for (int64_t l = 0; l < NR; l++)
+                __builtin_prefetch(from + l * job->csb + k, 0, 2);
+    }
+}
+
+static void add_bias(const job_t *job, float *c, const float *bias, int64_t rows, int64_t columns)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        float *restrict row = c + i * job->rsc;
+        const float *restrict add = bias + i * job->bias_rows;
+        if (job->csc == 1 && job->bias_columns == 1)
+            for (int64_t j = 0; j < columns; j++)
+                row[j] += add[j];
+        else if (job->csc == 1 && job->bias_columns == 0)
+            for (int64_t j = 0; j < columns; j++)
+                row[j] += *add;
+        else
+            for (int64_t j = 0; j < columns; j++)
+                row[j * job->csc] += add[j * job->bias_columns];
+    }
+}
+
+/* A panel of h rows times w columns of B, whose rows have whole vectors, ldb apart. `bias`, that of the first row and column, is added
+ * to sums that are complete, or is NULL. */
+INLINE void multiply_panel(const job_t *job, int64_t kc, const float *panel, const float *b, int64_t ldb, float *c,
+                           int64_t h, int64_t w, int add, const float *bias)
+{
+    int64_t vectors = w > LANES ? 2 : 1;
+    kernel_fn_f32 kernel = kernels_f32[h][vectors - 1];
+    if (job->csc == 1 && w == vectors * LANES) {
+        kernel(kc, panel, b, ldb, c, job->rsc, add);
+    } else {
+        _Alignas(64) float edge[MR * NR];
+        kernel(kc, panel, b, ldb, edge, NR, 0);
+        store_tile(edge, h, w, c, job->rsc, job->csc, add);
+    }
+    if (bias) add_bias(job, c, bias, h, w);
+}
+
+/* A tile of C at most TILE_ROWS high, over all of n >= 1; a_block and two strips of B (strip, spare) are this worker's. Each strip meets
+ * all panels; where B is read in place each panel meets all strips, so that rows of C are written from end to end. A bias is added to
+ * what has just been stored. */
+static void multiply_tile(const job_t *job, const float *a, const float *b, float *c, const float *bias, int64_t rows,
+                          int64_t columns, float *a_block, float *strip, float *spare)
+{
+    const int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
+    const int64_t strips = tl_ceil_div(columns, NR), rest = columns % NR == LANES ? 0 : columns % NR,
+                  last = columns - rest;
+    for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
+        const int64_t kc = tl_imin(job->n - k0, KC);
+        const float *const last_bias = k0 + kc == job->n ? bias : NULL, *const from = b + k0 * job->rsb;
+        int ready = 0; /* the strip was packed during the one before it */
+        for (int64_t q = 0; q < panels; q++) {
+            const int64_t i = q * height + tl_imin(q, taller), h = height + (q < taller);
+            tl_gemm_pack_f32(a_block + i * kc, h, h, kc, a + i * job->rsa + k0 * job->csa, job->rsa, job->csa);
+        }
+        if (job->direct && rest) tl_gemm_pack_f32(strip, rest > LANES ? NR : LANES, rest, kc, from + last, 1, job->rsb);
+        for (int64_t t = 0; t < panels * strips; t++) {
+            const int64_t q = job->direct ? t / strips : t % panels, j = (job->direct ? t % strips : t / panels) * NR;
+            const int64_t w = tl_imin(columns - j, NR), wide = w > LANES ? NR : LANES;
+            const int64_t i = q * height + tl_imin(q, taller), h = height + (q < taller);
+            const int in_place = job->direct && w == wide;
+            if (!job->direct && q == 0) {
+                if (!ready) tl_gemm_pack_f32(strip, wide, w, kc, from + j * job->csb, job->csb, job->rsb);
+                ready = columns - j >= 2 * NR;
+            }
+            if (ready) pack_share(job, spare, from + (j + NR) * job->csb, kc, q, panels);
+            multiply_panel(job, kc, a_block + i * kc, in_place ? from + j : strip, in_place ? job->rsb : wide,
+                           c + i * job->rsc + j * job->csc, h, w, k0 > 0,
+                           last_bias ? last_bias + i * job->bias_rows + j * job->bias_columns : NULL);
+            if (ready && q == panels - 1) {
+                float *used = strip;
+                strip = spare;
+                spare = used;
+            }
+        }
+    }
+}
+
+/* An inner dimension of 1: rows of C from end to end. */
+static void outer_product(const job_t *job, const float *a, const float *restrict b, float *c, int64_t rows,
+                          int64_t columns)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++)
+            c[i * job->rsc + j] = fmaf(a[i * job->rsa], b[j], 0);
+}
+
+/* Task t: a tile of one product (column tiles fastest), or products_per_task whole products. */
+static void task(void *arg, int64_t t, int32_t worker)
+{
+    const job_t *job = arg;
+    const tl_gemm_tiles *of = &job->tiles;
+    int64_t tiles = of->down * of->across, tile = t % tiles;
+    int64_t first = t / tiles * of->products, last = tl_imin(first + of->products, job->batch);
+    int64_t i = tile / of->across * of->rows, j = tile % of->across * of->columns;
+    int64_t rows = tl_imin(job->m - i, of->rows), columns = tl_imin(job->p - j, of->columns);
+    float *a_block = job->blocks + worker * job->worker_elements, *strip = a_block + job->a_elements;
+    for (int64_t q = first; q < last; q++) {
+        const float *a = job->a + q * job->sa + i * job->rsa, *b = job->b + q * job->sb + j * job->csb;
+        const float *bias = job->bias ? job->bias + i * job->bias_rows + j * job->bias_columns : NULL;
+        float *c = job->c + q * job->sc + i * job->rsc + j * job->csc;
+        if (rows == 1 && job->csb == 1 && job->csc == 1)
+            row_times_matrix(job, a, b, c, columns);
+        else if (job->n == 1 && job->csb == 1 && job->csc == 1)
+            outer_product(job, a, b, c, rows, columns);
+        else if (rows == 1 && job->rsb == 1)
+            row_times_transpose(job, a, b, c, columns);
+        else if (job->n > 0) {
+            multiply_tile(job, a, b, c, bias, rows, columns, a_block, strip, strip + job->strip_elements);
+            continue;
+        }
+        for (int64_t e = 0; job->n == 0 && e < rows * columns; e++)
+            c[e / columns * job->rsc + e % columns * job->csc] = 0;
+        if (bias) add_bias(job, c, bias, rows, columns);
+    }
+}
+
+int64_t tl_gemm_cut(tl_gemm_tiles *t, int64_t batch, int64_t m, int64_t p, int64_t strip, double cost, double task_cost,
+                    int64_t wanted)
+{
+    t->down = tl_ceil_div(m, t->rows), t->across = tl_ceil_div(p, t->columns);
+    t->products = cost < task_cost ? (int64_t)(task_cost / (cost > 1 ? cost : 1)) : 1;
+    for (;;) {
+        const int64_t tiles = t->down * t->across;
+        t->rows = tl_ceil_div(tl_ceil_div(m, t->down), MR) * MR;
+        t->columns = tl_ceil_div(tl_ceil_div(p, t->across), strip) * strip;
+        if (batch * tiles >= wanted || cost / (double)tiles < 2 * task_cost) break;
+        if (t->columns > strip && t->columns >= t->rows)
+            t->across *= 2;
+        else if (t->rows > MR)
+            t->down *= 2;
+        else
+            break;
+    }
+    t->down = tl_ceil_div(m, t->rows), t->across = tl_ceil_div(p, t->columns);
+    return t->down * t->across * tl_ceil_div(batch, t->products);
+}
+
+static int32_t product(tl_context *ctx, const tl_gemm_args *g, const float *A, const float *B, float *C)
+{
+    job_t job = {
+        .a = A, .b = B, .c = C, .bias = g->bias, .bias_rows = g->bias_of_rows, .bias_columns = !g->bias_of_rows};
+    job.batch = g->batch, job.m = g->m, job.n = g->n, job.p = g->p, job.sa = g->sa, job.sb = g->sb, job.sc = g->sc;
+    job.rsa = g->rsa, job.csa = g->csa, job.rsb = g->rsb, job.csb = g->csb, job.rsc = g->ldc, job.csc = 1;
+    if (4 * g->p <= 3 * LANES && g->p < g->m) { /* the lanes run along the rows of C */
+        job.a = B, job.m = g->p, job.rsa = g->csb, job.csa = g->rsb, job.sa = g->sb;
+        job.b = A, job.p = g->m, job.rsb = g->csa, job.csb = g->rsa, job.sb = g->sa;
+        job.rsc = 1, job.csc = g->ldc, job.bias_rows = !g->bias_of_rows, job.bias_columns = g->bias_of_rows;
+    }
+    const int64_t wanted = tl_imax(MIN_TASKS, TASKS_PER_WORKER * tl_workers());
+    const double m = (double)job.m, n = (double)job.n, p = (double)job.p, cost = m * n * p + 16 * n * (m + p);
+    job.tiles = (tl_gemm_tiles){.rows = TILE_ROWS, .columns = job.m == 1 ? TILE_COLUMNS_ONE_ROW : TILE_COLUMNS};
+    int64_t tasks = tl_gemm_cut(&job.tiles, job.batch, job.m, job.p, NR, cost, TASK_COST, wanted);
+    int64_t kc = tl_imin(job.n, KC), rows = tl_imin(job.m, job.tiles.rows);
+    int64_t cells = job.n * tl_imin(job.p, job.tiles.columns);
+    job.direct = job.csb == 1 && (cells <= DIRECT_CELLS || (rows <= MR && cells <= DIRECT_CELLS_ONE_PANEL));
+    job.a_elements = tl_ceil_div(rows * kc + LANES, 64) * 64;
+    job.strip_elements = tl_ceil_div(NR * kc + LANES, 64) * 64;
+    job.worker_elements = job.a_elements + 2 * job.strip_elements;
+    enum { ON_STACK = 15360 / sizeof(float) };
+    if (tasks == 1 && job.worker_elements <= ON_STACK) {
+        _Alignas(64) float blocks[ON_STACK];
+        job.blocks = blocks;
+        task(&job, 0, 0);
+        return 0;
+    }
+    void *blocks;
+    int64_t workers = tasks == 1 ? 1 : tl_workers();
+    int32_t status = tl_pool_alloc(ctx, (size_t)(workers * job.worker_elements) * sizeof(float), &blocks);
+    if (status) return status;
+    job.blocks = blocks;
+    if (tasks == 1)
+        task(&job, 0, 0);
+    else if (tasks <= 2 * wanted) /* in turn, as the last tiles are smaller */
+        tl_parallel_in_order(tasks, tl_workers(), task, &job);
+    else
+        tl_parallel(tasks, task, &job);
+    tl_pool_free(ctx, blocks);
+    return 0;
+}
+
+/* The sums of a round of blocks, added to C in order. */
+typedef struct {
+    const float *sums, *bias;
+    float *c;
+    int64_t blocks, m, p, ldc, rows_per_task, bias_of_rows;
+    int accumulate;
+} round_t;
+
+static void add_blocks(void *arg, int64_t t, TL_UNUSED int32_t worker)
+{
+    const round_t *round = arg;
+    int64_t first = t * round->rows_per_task, last = tl_imin(first + round->rows_per_task, round->m);
+    for (int64_t i = first; i < last; i++) {
+        float *restrict c = round->c + i * round->ldc;
+        for (int64_t block = 0; block < round->blocks; block++) {
+            const float *restrict s = round->sums + (block * round->m + i) * round->p;
+            if (block == 0 && !round->accumulate)
+                memcpy(c, s, sizeof(float) * (size_t)round->p);
+            else
+                for (int64_t j = 0; j < round->p; j++)
+                    c[j] += s[j];
+        }
+        for (int64_t j = 0; round->bias && j < round->p; j++)
+            c[j] += round->bias[round->bias_of_rows ? i : j];
+    }
+}
+
+/* One small C with a long inner dimension: its blocks of KC are a batch of products, ROUND of them at a time. */
+static int32_t split_inner(tl_context *ctx, const tl_gemm_args *g, const float *A, const float *B, float *C)
+{
+    enum { ROUND = 64 };
+    int64_t blocks = tl_ceil_div(g->n, KC);
+    void *sums;
+    int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(tl_imin(blocks, ROUND) * g->m * g->p), &sums);
+    if (status) return status;
+    round_t round = {.sums = sums, .c = C, .m = g->m, .p = g->p, .ldc = g->ldc, .bias_of_rows = g->bias_of_rows};
+    round.rows_per_task = tl_ceil_div(1024, g->p);
+    for (int64_t first = 0; first < blocks && !status && !tl_interrupted(); first += ROUND) {
+        round.blocks = tl_imin(ROUND, blocks - first);
+        int64_t rest = tl_imin(g->n - first * KC, round.blocks * KC), whole = rest / KC;
+        tl_gemm_args part = *g;
+        part.batch = whole, part.n = KC, part.ldc = g->p, part.bias = 0;
+        part.sa = KC * g->csa, part.sb = KC * g->rsb, part.sc = g->m * g->p;
+        const float *a = A + first * part.sa, *b = B + first * part.sb;
+        if (whole) status = product(ctx, &part, a, b, sums);
+        if (rest > whole * KC && !status) {
+            part.batch = 1, part.n = rest - whole * KC;
+            status = product(ctx, &part, a + whole * part.sa, b + whole * part.sb, (float *)sums + whole * part.sc);
+        }
+        if (!status) {
+            round.bias = first + ROUND >= blocks ? g->bias : 0;
+            tl_parallel(tl_ceil_div(g->m, round.rows_per_task), add_blocks, &round);
+            round.accumulate = 1;
+        }
+    }
+    tl_pool_free(ctx, sums);
+    return status;
+}
+
+int32_t tl_gemm_f32(tl_context *ctx, const tl_gemm_args *g, const float *A, const float *B, float *C)
+{
+    tl_gemm_args args = *g;
+    if (args.batch == 0 || args.m == 0 || args.p == 0) return 0;
+    if (args.sb == 0 && args.sa == args.m * args.rsa && args.sc == args.m * args.ldc && !args.bias_of_rows) {
+        args.m *= args.batch;
+        args.batch = 1;
+    }
+    /* One sum is a chain that waits for itself; side by side, its blocks and what is left of one take the time of two. */
+    const int64_t long_from = args.m * args.p == 1 ? 4 * KC : 8 * KC;
+    if (args.batch == 1 && args.n >= long_from && args.m * args.p <= TILE_SMALL * TILE_SMALL &&
+        tl_imax(args.m, args.p) <= 4 * TILE_SMALL)
+        return split_inner(ctx, &args, A, B, C);
+    return product(ctx, &args, A, B, C);
 }

@@ -26,11 +26,9 @@ typedef struct tl_gemm_args {
 } tl_gemm_args;
 
 #define tl_gemm_f32 TL_V(tl_gemm_f32)
-#define tl_gemm_f64 TL_V(tl_gemm_f64)
 
 /* 0, or the status of tl_pool_alloc when there is no memory for the packed blocks (C is then incomplete). */
 int32_t tl_gemm_f32(tl_context *ctx, const tl_gemm_args *g, const float *A, const float *B, float *C);
-int32_t tl_gemm_f64(tl_context *ctx, const tl_gemm_args *g, const double *A, const double *B, double *C);
 
 /* ---- the parts, for products whose factors are no strided arrays (convolution) -------------------------------------
  * A panel is up to TL_GEMM_MR rows of A, packed step by step; a strip up to TL_GEMM_NR columns of B. */
@@ -63,3 +61,14 @@ void tl_gemm_panel_f64(int64_t rows, int64_t vectors, int64_t kc, const double *
 /* dst[k*width + l] = src[l*lane + k*step] for l < w <= width <= TL_GEMM_NR and k < kc, 0 for the other l. May write
  * LANES - 1 elements past the end. */
 void tl_gemm_pack_f32(float *dst, int64_t width, int64_t w, int64_t kc, const float *src, int64_t lane, int64_t step);
+
+/* Tiles of C, at most rows by columns: so many down and across, and where a product is small several products of a batch together. */
+typedef struct tl_gemm_tiles {
+    int64_t rows, columns, down, across, products;
+} tl_gemm_tiles;
+
+#define tl_gemm_cut TL_V(tl_gemm_cut)
+/* Halves the tiles in t, down to task_cost of the product's `cost` multiply-adds, panels and strips, while tasks are fewer than
+ * `wanted`. Returns the number of tasks. */
+int64_t tl_gemm_cut(tl_gemm_tiles *t, int64_t batch, int64_t m, int64_t p, int64_t strip, double cost, double task_cost,
+                    int64_t wanted);

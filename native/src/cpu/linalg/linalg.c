@@ -82,5 +82,5 @@ int32_t tl_cpu_linear_bwd(tl_context *ctx, const float *W, const float *x, const
 int32_t tl_cpu_dgemm(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p, double *out)
 {
     tl_gemm_args args = product(1, m, n, p, 0, 0);
-    return tl_is_reproducible(ctx) ? tl_chain_f64(ctx, &args, A, B, out) : tl_gemm_f64(ctx, &args, A, B, out);
+    return tl_chain_f64(ctx, &args, A, B, out);
 }
