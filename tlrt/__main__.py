@@ -29,6 +29,7 @@ COMMANDS = {
     "onnx": Command(
         "tlrt.onnx.command", help="say what a model in the ONNX format consists of, and compare devices on it"
     ),
+    "explain": Command("tlrt.explain", help="say which algorithm an operation takes on a GPU, and why"),
     "doctor": Command("tlrt.doctor", help="say what was built, which devices are seen, and what is missing"),
 }
 

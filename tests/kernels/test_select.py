@@ -1,135 +1,170 @@
-"""Which algorithm each shape of a model takes on a GPU: the functions of native/src/cuda/*/select.h, compiled for the host.
+"""Which algorithms the shapes of models take on a GPU: the functions of native/src/cuda/*/select.h, by ``tlrt explain``.
 
-A family is an entry of :data:`FAMILIES`. ``python -m tests.kernels.test_select`` prints the tables as they are now."""
+``python -m tests.kernels.test_select`` prints what each row of bench/model_rows.json takes."""
 
 import re
-import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
+from bench import models
 from tests import ROOT
+from tlrt import explain as module
+from tlrt._binding.library import load
+from tlrt.explain import Card, explain
+from tlspec.registry import MATH
 
-pytestmark = [pytest.mark.every_choice, pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")]
+pytestmark = pytest.mark.every_choice
 
-SOURCE = ROOT / "native/src"
-
-
-@dataclass(frozen=True)
-class Family:
-    """`choose` is the C expression of the algorithm, one of the constants of `enum` after their prefix, of a row's numbers v[0],
-    v[1], ...; a line of `table` is the row's name in words, its numbers, and what they take in each of the `settings`, which are
-    numbers that follow the row's."""
-
-    header: str
-    enum: str
-    choose: str
-    settings: dict[str, tuple[int, ...]]
-    table: str
-
-    def rows(self) -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...]]]:
-        """The name, the numbers and the algorithms of each line."""
-        for line in self.table.strip().splitlines():
-            found = re.fullmatch(r"(.*?):((?: +-?\d+)+)((?: +[A-Z0-9_]+)+)", line.strip())
-            assert found, line
-            yield found[1], tuple(map(int, found[2].split())), tuple(found[3].split())
-
-
-#: batch, m, n, p, whether A and B are transposed, whether there is a bias; then the device and the mode
-PRODUCT = """(int)tl_select_product(
-    (tl_product_shape){v[0], v[1], v[2], v[3], v[4], v[5], v[6], true, false, (v[4] ? v[1] : v[2]) % 4 == 0,
-                       (v[5] ? v[2] : v[3]) % 4 == 0, v[3] % 4 == 0},
-    (tl_product_device){(int)v[7], v[8], v[9], v[10]}, v[11])"""
-FAMILIES = {
-    "linalg": Family(
-        "cuda/linalg/select.h", "tl_product_algorithm", PRODUCT,
-        {"H200": (132, 1, 1, 1, 0), "A100": (108, 0, 1, 0, 0), "RTX 4090": (128, 0, 0, 0, 0), "reproducible": (132, 0, 1, 1, 1)},
-        """
-        ViT-S projection, batch 1:             1    197   384  1152  0 1 1  MMA    MMA    MMA    CHAIN
-        ViT-B projection, batch 1:             1    197   768   768  0 1 1  CHAIN  CUBLAS CUBLAS CHAIN
-        ViT-B layer, batch 1:                  1    197   768  3072  0 1 1  WGMMA  MMA    MMA    CHAIN
-        ViT-B layer, batch 8:                  1   1576   768  3072  0 1 1  WGMMA  MMA    MMA    CHAIN
-        gradient of its input:                 1   1576  3072   768  0 0 0  WGMMA  MMA    MMA    CHAIN
-        gradient of its weights:               1   3072  1576   768  1 0 0  WGMMA  MMA    MMA    CHAIN
-        BERT layer, batch 1:                   1    512   768  3072  0 1 1  WGMMA  MMA    MMA    CHAIN
-        long sums of few tiles:                1    512  3072   768  0 0 0  CHAIN  MMA    MMA    CHAIN
-        Llama layer, batch 64:                 1  65536  1024  4096  0 1 0  WGMMA  MMA    MMA    CHAIN
-        head of 50257 words:                   1    512   768 50257  0 1 0  WGMMA  CUBLAS CUBLAS CHAIN
-        gradient of its input:                 1   4096 50257   768  0 0 0  WGMMA  CUBLAS CUBLAS CHAIN
-        head of 32000 words:                   1   4096  1024 32000  0 1 0  WGMMA  MMA    MMA    CHAIN
-        one token against 50257 words:         1      1   768 50257  0 1 0  GEMV   GEMV   CUBLAS CHAIN
-        one token in a layer:                  1      1  4096 11008  0 1 0  GEMV   GEMV   CUBLAS CHAIN
-        a vector times a matrix:               1      1  4096  4096  0 0 0  GEMV   GEMV   CUBLAS CHAIN
-        ResNet-50 classifier, batch 1:         1      1  2048  1000  0 1 1  GEMV   GEMV   CUBLAS CHAIN
-        gradient of its weights:               1   1000     1  2048  0 0 0  THIN   THIN   CUBLAS THIN
-        ResNet-50 classifier, batch 8:         1      8  2048  1000  0 1 1  CHAIN  CUBLAS CUBLAS CHAIN
-        gradient of its weights:               1   1000     8  2048  1 0 0  THIN   THIN   CUBLAS THIN
-        ResNet-50 classifier, batch 64:        1     64  2048  1000  0 1 1  CHAIN  CUBLAS CUBLAS CHAIN
-        LSTM gates, batch 1:                   1      1   512  2048  0 1 1  GEMV   GEMV   CUBLAS CHAIN
-        LSTM gates, batch 64:                  1     64   512  2048  0 1 1  CHAIN  CUBLAS CUBLAS CHAIN
-        gradient of their weights, batch 8:    1   2048     8   512  1 0 0  THIN   THIN   CUBLAS THIN
-        gradient of ten classes' weights:      1     10     8   512  1 0 0  DIRECT DIRECT CUBLAS DIRECT
-        adapters of rank 8:                    1   4096     8   768  0 1 0  THIN   THIN   CUBLAS THIN
-        their other half:                      1   4096   768     8  0 1 0  CHAIN  CUBLAS CUBLAS CHAIN
-        Mamba's parameters of a step:          1  32768  1536    80  0 1 0  WGMMA  MMA    MMA    CHAIN
-        GNN layer, 100,000 nodes:              1 100000    64    64  0 1 1  WGMMA  MMA    MMA    CHAIN
-        GNN of 7 classes:                      1  10000    64     7  0 1 1  CHAIN  CUBLAS CUBLAS CHAIN
-        scores of 12 heads, batch 8:          96    512    64   512  0 1 0  WGMMA  MMA    MMA    CHAIN
-        many small products:                4096     64    64    64  0 0 0  MMA    MMA    MMA    CHAIN
-        many smaller ones:                  4096     20    20    20  0 0 0  CUBLAS CUBLAS CUBLAS CHAIN
-        very many tiny ones:                  20000    5     8     5  0 0 0  DIRECT DIRECT CUBLAS DIRECT
-        """),
-}  # fmt: skip
-
-
-def choices(family: Family, folder: Path) -> list[tuple[str, ...]]:
-    """What each row of the table takes in each setting, by a C program that includes the header alone."""
-    header = (SOURCE / family.header).read_text()
-    body = re.search(rf"typedef enum \{{([^}}]*)\}} {family.enum};", header)
-    assert body, (family.header, family.enum)
-    names = re.findall(r"^ *(\w+),", re.sub(r"/\*.*?\*/", "", body[1], flags=re.DOTALL), re.MULTILINE)
-    prefix = names[0][: names[0].rindex("_") + 1]
-    calls = [(*numbers, *setting) for _, numbers, _ in family.rows() for setting in family.settings.values()]
-    program = f"""
-        #include <stdio.h>
-        #include "{family.header}"
-        static const char *const names[] = {{{", ".join(f'"{n.removeprefix(prefix)}"' for n in names)}}};
-        static const int64_t rows[][{len(calls[0])}] = {{{", ".join("{" + ", ".join(map(str, c)) + "}" for c in calls)}}};
-        int main(void)
-        {{
-            for (const int64_t *v = rows[0]; v < rows[0] + sizeof rows / sizeof v[0]; v += sizeof rows[0] / sizeof v[0])
-                puts(names[{family.choose}]);
-        }}
-    """
-    built = folder / "choose"
-    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-I", str(SOURCE), "-I", str(ROOT / "native/include")]
-    subprocess.run(["cc", *flags, "-o", built, "-xc", "-"], input=program, text=True, check=True)
-    found = subprocess.run([built], capture_output=True, text=True, check=True).stdout.split()
-    each = len(family.settings)
-    return [tuple(found[i : i + each]) for i in range(0, len(found), each)]
+H200, A100, RTX_4090 = Card(), Card(108, "8.0"), Card(128, "8.9")
+#: of a product: batch, m, n, p, whether A and B are transposed, whether there is a bias; what it takes on an H200, an A100 and an
+#: RTX 4090, and in the mode `reproducible`
+PRODUCTS = """
+    ViT-S projection, batch 1:             1    197   384  1152  0 1 1  MMA    MMA    MMA    CHAIN
+    ViT-B projection, batch 1:             1    197   768   768  0 1 1  CHAIN  CUBLAS CUBLAS CHAIN
+    ViT-B layer, batch 1:                  1    197   768  3072  0 1 1  WGMMA  MMA    MMA    CHAIN
+    ViT-B layer, batch 8:                  1   1576   768  3072  0 1 1  WGMMA  MMA    MMA    CHAIN
+    gradient of its input:                 1   1576  3072   768  0 0 0  WGMMA  MMA    MMA    CHAIN
+    gradient of its weights:               1   3072  1576   768  1 0 0  WGMMA  MMA    MMA    CHAIN
+    BERT layer, batch 1:                   1    512   768  3072  0 1 1  WGMMA  MMA    MMA    CHAIN
+    long sums of few tiles:                1    512  3072   768  0 0 0  CHAIN  MMA    MMA    CHAIN
+    Llama layer, batch 64:                 1  65536  1024  4096  0 1 0  WGMMA  MMA    MMA    CHAIN
+    head of 50257 words:                   1    512   768 50257  0 1 0  WGMMA  CUBLAS CUBLAS CHAIN
+    gradient of its input:                 1   4096 50257   768  0 0 0  WGMMA  CUBLAS CUBLAS CHAIN
+    head of 32000 words:                   1   4096  1024 32000  0 1 0  WGMMA  MMA    MMA    CHAIN
+    one token against 50257 words:         1      1   768 50257  0 1 0  GEMV   GEMV   CUBLAS CHAIN
+    one token in a layer:                  1      1  4096 11008  0 1 0  GEMV   GEMV   CUBLAS CHAIN
+    a vector times a matrix:               1      1  4096  4096  0 0 0  GEMV   GEMV   CUBLAS CHAIN
+    ResNet-50 classifier, batch 1:         1      1  2048  1000  0 1 1  GEMV   GEMV   CUBLAS CHAIN
+    gradient of its weights:               1   1000     1  2048  0 0 0  THIN   THIN   CUBLAS THIN
+    ResNet-50 classifier, batch 8:         1      8  2048  1000  0 1 1  CHAIN  CUBLAS CUBLAS CHAIN
+    gradient of its weights:               1   1000     8  2048  1 0 0  THIN   THIN   CUBLAS THIN
+    ResNet-50 classifier, batch 64:        1     64  2048  1000  0 1 1  CHAIN  CUBLAS CUBLAS CHAIN
+    LSTM gates, batch 1:                   1      1   512  2048  0 1 1  GEMV   GEMV   CUBLAS CHAIN
+    LSTM gates, batch 64:                  1     64   512  2048  0 1 1  CHAIN  CUBLAS CUBLAS CHAIN
+    gradient of their weights, batch 8:    1   2048     8   512  1 0 0  THIN   THIN   CUBLAS THIN
+    gradient of ten classes' weights:      1     10     8   512  1 0 0  DIRECT DIRECT CUBLAS DIRECT
+    adapters of rank 8:                    1   4096     8   768  0 1 0  THIN   THIN   CUBLAS THIN
+    their other half:                      1   4096   768     8  0 1 0  CHAIN  CUBLAS CUBLAS CHAIN
+    Mamba's parameters of a step:          1  32768  1536    80  0 1 0  WGMMA  MMA    MMA    CHAIN
+    GNN layer, 100,000 nodes:              1 100000    64    64  0 1 1  WGMMA  MMA    MMA    CHAIN
+    GNN of 7 classes:                      1  10000    64     7  0 1 1  CHAIN  CUBLAS CUBLAS CHAIN
+    scores of 12 heads, batch 8:          96    512    64   512  0 1 0  WGMMA  MMA    MMA    CHAIN
+    many small products:                4096     64    64    64  0 0 0  MMA    MMA    MMA    CHAIN
+    many smaller ones:                  4096     20    20    20  0 0 0  CUBLAS CUBLAS CUBLAS CHAIN
+    very many tiny ones:                  20000    5     8     5  0 0 0  DIRECT DIRECT CUBLAS DIRECT
+"""
+#: name; batch, groups, channels and rows of a group, size, kernel, stride, padding; forward, gradient of x, gradient of w
+LAYERS = {
+    "ResNet's first": ((8, 1, 3, 64, 224, 7, 2, 3), "mma mma mma"),
+    "ResNet's 3 x 3": ((8, 1, 64, 64, 56, 3, 1, 1), "wgmma wgmma wgmma"),
+    "ResNet's 3 x 3 of one small image": ((1, 1, 512, 512, 7, 3, 1, 1), "wgmma wgmma mma"),
+    "ResNet's 1 x 1": ((64, 1, 2048, 512, 7, 1, 1, 0), "wgmma wgmma mma"),
+    "ViT's patches": ((8, 1, 3, 768, 224, 16, 16, 0), "mma mma mma"),
+    "ConvNeXt's patches": ((8, 1, 3, 96, 224, 4, 4, 0), "few_terms mma mma"),
+    "ConvNeXt's downsampling": ((8, 1, 96, 192, 56, 2, 2, 0), "wgmma wgmma wgmma"),
+    "ConvNeXt's depthwise": ((8, 96, 1, 1, 56, 7, 1, 3), "direct direct direct"),
+    "EfficientNet's depthwise with a stride": ((8, 96, 1, 1, 112, 3, 2, 1), "direct direct direct"),
+    "EfficientNet's expansion": ((8, 1, 16, 96, 112, 1, 1, 0), "few_terms mma wgmma"),
+    "EfficientNet's excitation": ((8, 1, 4, 96, 1, 1, 1, 0), "few_terms mma mma"),
+    "a U-Net's first": ((1, 1, 3, 64, 256, 3, 1, 1), "few_terms mma mma"),
+    "a U-Net's last": ((1, 1, 64, 2, 256, 1, 1, 0), "mma few_terms mma"),
+    "groups of many channels": ((8, 32, 16, 16, 14, 3, 1, 1), "chain chain chain"),
+}
+#: shapes of what no row of a model takes: operation, whether its gradient, dimensions
+OTHERS: list[tuple[str, str, dict[str, Any]]] = [
+    ("grouped_attention", "forward",
+     {"batch": 8, "heads": 12, "queries": 1, "d": 64, "kv_heads": 12, "keys": 1024, "width": 64}),
+    ("topk", "forward", {"n": 1000, "k": 5}),
+    ("topk", "forward", {"n": 50257, "k": 50}),
+    ("topk", "forward", {"n": 50257, "k": 5000}),
+    ("softmax", "forward", {"cols": 1_000_000}),
+    ("var", "forward", {"dims": [64, 512, 100], "axes": 2}),
+    ("var", "forward", {"dims": [4096, 512], "axes": 2}),
+    ("cumsum", "forward", {"dims": [64, 100], "axis": 1}),
+    ("cumsum", "forward", {"dims": [64, 5000], "axis": 1}),
+    ("cumsum", "forward", {"dims": [5000, 128], "axis": 0}),
+    ("spectral_conv1d_rfft", "forward", {"grid": 8192, "width": 64, "modes": 1000}),
+]  # fmt: skip
 
 
-def print_table(family: Family, found: Sequence[tuple[str, ...]]) -> None:
-    print(*family.settings, sep=", ")
-    for (name, numbers, _), taken in zip(family.rows(), found, strict=True):
-        print(f"{name + ':':36s}", *(f"{n:6d}" for n in numbers), *(f"{t:7s}" for t in taken))
+def rows_of_models() -> Iterator[tuple[models.ModelRow, str, dict[str, Any]]]:
+    """Each row whose operation has a choice, "forward" or "vjp", and its dimensions."""
+    for row in models.load().rows:
+        if row.op in module.OPERATIONS:
+            which = "forward" if row.which == "forward" else "vjp"
+            yield row, which, {**dict(row.items), **{name: 1 for name in row.given if name == "bias"}}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_models_take_the_algorithms_that_are_written_down(name: str, tmp_path: Path) -> None:
-    family = FAMILIES[name]
-    found = choices(family, tmp_path)
-    assert dict(zip((row[:2] for row in family.rows()), found, strict=True)) == {
-        row[:2]: row[2] for row in family.rows()
-    }
+def algorithms(operation: str, which: str, dims: Mapping[str, Any], mode: str = "fast") -> str:
+    """Their names, output by output."""
+    found = explain(operation, dims, math=mode, which=which).values()
+    return " ".join(text.partition(":")[0].replace(" ", "_") for text in found)
+
+
+def product_algorithm(numbers: list[int], card: Card, mode: str) -> str:
+    choice, given = module._product(*numbers)
+    library = load()
+    text = library.lib.torchlean_cuda_explain(choice.encode(), list(map(int, given)), len(given), card.numbers(mode))
+    return library.text(text).partition(":")[0].upper()
+
+
+@pytest.mark.parametrize("line", PRODUCTS.strip().splitlines())
+def test_products_of_models_take_the_algorithms_that_are_written_down(line: str) -> None:
+    words = line.partition(":")[2].split()
+    numbers = list(map(int, words[:7]))
+    found = [product_algorithm(numbers, card, "fast") for card in (H200, A100, RTX_4090)]
+    assert [*found, product_algorithm(numbers, H200, "reproducible")] == words[7:]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_of_models_take_these_algorithms(layer: str) -> None:
+    (batch, groups, channels, rows, size, kernel, stride, padding), fast = LAYERS[layer]
+    lists = {"spatial": size, "kernel": kernel, "stride": stride, "padding_low": padding, "padding_high": padding}
+    dims = {"batch": batch, "groups": groups, "in_channels": channels, "out_channels": rows,
+            **{name: [n] * 2 for name, n in lists.items()}}  # fmt: skip
+    found = [f"{algorithms('conv_grouped', 'forward', dims, mode)} {algorithms('conv_grouped', 'vjp', dims, mode)}"
+             for mode in MATH]  # fmt: skip
+    assert found == [fast, "direct direct direct" if fast.startswith("direct") else "chain chain chain"]
+
+
+def test_every_row_of_a_model_is_explained() -> None:
+    unexplained = {(row.op, which) for row, which, dims in rows_of_models() for mode in MATH
+                   if not algorithms(row.op, which, dims, mode)}  # fmt: skip
+    assert unexplained <= {("take_axis", "forward"), ("gather_rows", "forward"), ("scatter_add_axis", "vjp"),
+                           ("scatter_add_rows", "vjp"), ("reduce_sum_axis", "vjp"), ("reduce_mean", "vjp")}  # fmt: skip
+
+
+def test_every_algorithm_is_taken_by_a_model_or_by_a_shape_that_is_written_down() -> None:
+    def texts(rows: Iterator[tuple[str, str, dict[str, Any]]]) -> set[str]:
+        return {text for op, which, dims in rows for mode in MATH
+                for text in explain(op, dims, which=which, math=mode).values()}  # fmt: skip
+
+    by_models = texts((row.op, which, dims) for row, which, dims in rows_of_models())
+    every = set()
+    for header in (ROOT / "native/src/cuda").glob("*/*select.h"):
+        for body in re.findall(r"_reason\(int algorithm\)\n\{(.*?)\n\}", header.read_text(), re.DOTALL):
+            every |= set(re.findall(r'"(.*?)"', re.sub(r'"\n\s+"', "", body)))
+    assert len(every) > 30, "the headers' reasons were not read"
+    assert every - by_models - texts(iter(OTHERS)) == set(), "add a shape to OTHERS, or delete the algorithm"
+    assert [other for other in OTHERS if texts(iter([other])) <= by_models] == [], "a model takes it"
+
+
+def test_a_wrong_command_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    zero, bad = ["matmul", "m=0", "n=2", "p=3"], ["matmul", "1", "2", "3", "--capability", "x"]
+    for words, said in ((["matmul", "5"], "expected: "), (zero, "m: got 0"), (["mtmul"], "matmul"), (bad, "8.0"),
+                        (["conv", "kernel=3y3"], "kernel=8x8")):  # fmt: skip
+        assert module.main(words) == 2
+        assert said in capsys.readouterr().err
 
 
 if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as made:
-        for chosen in FAMILIES.values():
-            print_table(chosen, choices(chosen, Path(made)))
+    for row, which, dims in rows_of_models():
+        print(
+            row.op,
+            which,
+            f"{row.subject.label:.110}",
+            *(algorithms(row.op, which, dims, mode) for mode in MATH),
+            sep="  ",
+        )

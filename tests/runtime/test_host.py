@@ -17,7 +17,7 @@ library = load()
 lib, ffi = library.lib, library.ffi
 N = 12288
 
-#: operations that need what a context keeps or takes: cuBLAS and its workspace, tickets, plans, frequencies, scratch
+#: operations that need what a context keeps or takes: cuBLAS and its workspace, plans, frequencies, scratch
 OPERATIONS: dict[str, Callable[[Buffer], Buffer]] = {
     "product": lambda x: kernels.matmul(x, x, 96, 128, 96),
     "rows": lambda x: kernels.var(x, (3, 4096), 2, 1.0, 1),

@@ -10,33 +10,12 @@
 namespace attention {
 namespace {
 
-/* The sum of x, x + 1, ... x + n - 1, each cut to 0 .. most. */
-double sum_of_cut(int64_t x, int64_t n, int64_t most)
-{
-    int64_t from = x < 0 ? -x : 0, to = most - x; /* between them nothing is cut */
-    from = from < n ? from : n;
-    to = to > from ? to : from;
-    to = to < n ? to : n;
-    return (double)(to - from) * ((double)(x + from) + (double)(x + to - 1)) / 2.0 + (double)(n - to) * (double)most;
-}
-
-bool is_causal(const Geometry &of) { return of.before >= of.keys && of.after == 0 && of.offset == 0; }
-
-/* The pairs that a window leaves open are, of each query, the keys up to its last one without those before its first. */
 tl_attention_shape shape_of(const Geometry &of, bool wide)
 {
     const bool blocks = of.mode == ZEROS_BLOCK && of.kv_heads == 1 && of.group == 1 && of.mask_batch == of.members &&
                         of.mask_queries == of.queries && !of.limited;
-    const double pairs = sum_of_cut(of.offset + of.after + 1, of.queries, of.keys) -
-                         sum_of_cut(of.offset - of.before, of.queries, of.keys);
-    tl_attention_shape shape = {};
-    shape.members = of.members, shape.rows = of.rows, shape.keys = of.keys, shape.d = of.d, shape.v = of.v;
-    shape.open = (double)of.members * (double)of.group * pairs;
-    shape.scale = of.scale;
-    shape.self = of.queries == of.keys && of.d == of.v && (of.mode == UNMASKED || blocks) &&
-                 (!of.limited || is_causal(of));
-    shape.wide = wide && of.d % 4 == 0;
-    return shape;
+    return tl_attention_shape_of({of.group, of.queries, of.keys, of.before, of.after, of.offset}, of.members, of.d,
+                                 of.v, of.limited, of.mode == UNMASKED || blocks, of.scale, wide);
 }
 
 tl_attention_device device_of(tl_context *ctx)

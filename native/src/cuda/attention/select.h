@@ -1,10 +1,5 @@
-/* Which engine computes attention on CUDA: functions of a shape and of what the device can. Plain C.
- *
- *   chain     float64 products of warps (attention/chain.cu): the mode `reproducible`; in `fast` what is left
- *   wgmma     Hopper's warp group products, nothing of size n x n in memory (attention/wgmma.cu): self-attention
- *   products  the library's matrix products with scores in memory between them (attention/products.cu): long rows, and gradients with
- *             masks, biases and other lengths
- *   simt      float32 units, keys in parts that are several blocks' work (attention/simt.cu): few queries, forward */
+/* Which engine computes attention on CUDA: functions of a shape and of what the device can. Plain C. An engine's name
+ * is its file's. */
 #pragma once
 
 #include <math.h>
@@ -16,6 +11,17 @@ enum tl_attention_engine {
     TL_ATTENTION_PRODUCTS,
     TL_ATTENTION_SIMT,
 };
+
+static inline const char *tl_attention_reason(int algorithm)
+{
+    static const char *const reasons[] = {
+        "chain: float64 products of warps, the mode reproducible; in fast what is left",
+        "wgmma: Hopper's warp group products, nothing of size n x n in memory, self-attention of 65 queries or more",
+        "products: matrix products with scores in memory between them, long rows, and gradients with masks, biases and other lengths",
+        "simt: float32 units, keys in parts that are several blocks' work, few queries",
+    };
+    return reasons[algorithm];
+}
 
 struct tl_attention_shape {
     int64_t members, rows, keys; /* heads of keys of all samples; the queries of all heads that share one; its keys */
@@ -29,6 +35,36 @@ struct tl_attention_shape {
 struct tl_attention_device {
     int reproducible, wgmma, chains_are_fast;
 };
+
+/* Query q of a head, one of `group` that share keys, attends to the keys q + offset - before .. q + offset + after. */
+struct tl_attention_window {
+    int64_t group, queries, keys, before, after, offset;
+};
+
+/* The sum of x, x + 1, ... x + n - 1, each cut to 0 .. most. */
+static inline double tl_attention_sum_of_cut(int64_t x, int64_t n, int64_t most)
+{
+    int64_t from = x < 0 ? -x : 0, to = most - x; /* between them nothing is cut */
+    from = from < n ? from : n;
+    to = to > from ? to : from;
+    to = to < n ? to : n;
+    return (double)(to - from) * ((double)(x + from) + (double)(x + to - 1)) / 2.0 + (double)(n - to) * (double)most;
+}
+
+/* `members` heads of keys with d elements, and v of their values; `plain`: without a mask, or with a pair of its own for each of theirs,
+ * which it blocks. The pairs that a window leaves open are, of each query, the keys up to its last one without those before its first. */
+static inline struct tl_attention_shape tl_attention_shape_of(struct tl_attention_window on, int64_t members, int64_t d,
+                                                              int64_t v, int limited, int plain, float scale, int wide)
+{
+    const double pairs = tl_attention_sum_of_cut(on.offset + on.after + 1, on.queries, on.keys) -
+                         tl_attention_sum_of_cut(on.offset - on.before, on.queries, on.keys);
+    const int causal = on.before >= on.keys && on.after == 0 && on.offset == 0;
+    const double open = (double)members * (double)on.group * pairs;
+    const int self = on.queries == on.keys && d == v && plain && (!limited || causal);
+    const struct tl_attention_shape shape = {members, on.group * on.queries, on.keys, d, v, open, scale,
+                                             self,    wide && d % 4 == 0};
+    return shape;
+}
 
 /* Seconds of a launch that waits for the one before. */
 #define TL_ATTENTION_LAUNCH 4e-6

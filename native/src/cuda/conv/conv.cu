@@ -15,6 +15,7 @@
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
 #include "generated/conv.h"
+#include "generated/shape.h"
 
 namespace {
 
@@ -88,6 +89,13 @@ int32_t gradients(tl_context *ctx, const tl_conv_shape &s, bool transposed, int6
 }
 
 } /* namespace */
+
+int32_t tl_cuda_conv_fill(tl_context *ctx, const float *bias, int64_t batch, int64_t rows, int64_t size, float *out)
+{
+    const tl_dims row = {1, {rows}}, result = {3, {batch, rows, size}}, map = {3, {0, 1, 0}};
+    return bias ? tl_cuda_broadcast_to(ctx, bias, &row, &result, &map, out)
+                : tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, batch * rows * size);
+}
 
 extern "C" int32_t tl_cuda_conv(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
                                 int64_t in_channels, const tl_dims *spatial, int64_t out_channels,

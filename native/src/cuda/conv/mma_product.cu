@@ -375,17 +375,6 @@ __global__ void __launch_bounds__(ADD_COLUMNS) add_blocks_kernel(const __grid_co
         if (r < rows) target[r * g.target_size] = job.bias ? sums[r] + job.bias[row0 + (uint32_t)r] : sums[r];
 }
 
-/* out[n, row, i] = bias[row], or 0. */
-__global__ void __launch_bounds__(256)
-    fill_kernel(const float *__restrict__ bias, int64_t n, tl_fastdiv size, tl_fastdiv rows, float *__restrict__ out)
-{
-    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (i >= n) return;
-    uint32_t row = 0;
-    if (bias) rows.divmod(size.div((uint32_t)i), &row);
-    out[i] = bias ? bias[row] : 0.0f;
-}
-
 /* Rows of a tile: 64 but where fewer take no more tiles. */
 int64_t rows_of_tile(int64_t rows) { return rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
 
@@ -442,12 +431,6 @@ int32_t run(tl_context *ctx, Job &job)
 }
 
 } // namespace
-
-int32_t tl_cuda_conv_fill(tl_context *ctx, const float *bias, int64_t batch, int64_t rows, int64_t size, float *out)
-{
-    const int64_t n = batch * rows * size;
-    return tl_launch(ctx, "fill", fill_kernel, tl_grid(n, 256), 256, bias, n, tl_fastdiv(size), tl_fastdiv(rows), out);
-}
 
 int32_t tl_conv_mma_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
                             int64_t rows, const float *source, const float *w, const float *bias, float *target)

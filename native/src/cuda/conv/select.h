@@ -1,12 +1,6 @@
 /* Which algorithm computes a convolution's product on CUDA, as a pure function of its shape, the mode and the device.
- *
- *   chain      float64 tensor cores (conv/chain.cu): the mode `reproducible`, and groups of many channels where float64 is fast
- *   direct     a thread sums the terms of its elements (conv/direct.cu): groups of few channels, above all depthwise
- *   few_terms  sums of fewer terms than tensor cores take (conv/few_terms.cu)
- *   mma        split TF32 products (conv/mma_product.cu, conv/mma_weights.cu): everything
- *   wgmma      the same by Hopper's wgmma (conv/wgmma_product.cu, conv/wgmma_weights.cu): images large enough
- *
- * The batch decides nothing that a product's bits depend on. */
+ An algorithm's name is its
+ * file's. The batch decides nothing that a product's bits depend on. */
 #pragma once
 
 #include "formula/chain.h"
@@ -20,6 +14,18 @@ typedef enum tl_conv_algorithm {
     TL_CONV_MMA,
     TL_CONV_WGMMA
 } tl_conv_algorithm;
+
+static inline const char *tl_conv_reason(int algorithm)
+{
+    static const char *const reasons[] = {
+        "chain: float64 tensor cores, the mode reproducible; in fast groups of many channels where float64 is fast",
+        "direct: a thread sums the terms of its elements, groups of few channels, above all depthwise",
+        "few_terms: sums of fewer terms than tensor cores take",
+        "mma: split TF32 products, which take every shape",
+        "wgmma: split TF32 warp group products, images large enough to fill their tiles",
+    };
+    return reasons[algorithm];
+}
 
 /* What a choice depends on beside the shape. */
 typedef struct tl_conv_device {

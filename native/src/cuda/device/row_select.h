@@ -6,10 +6,20 @@
 #include "formula/sum_tree.h"
 
 enum tl_row_algorithm {
-    TL_ROW_TILE,    /* threads or a block hold a row (device/row_tile.cuh) */
-    TL_ROW_CLUSTER, /* a cluster of blocks does, where the chip has clusters (device/cluster_row.cuh); norms have none */
-    TL_ROW_LEAVES   /* a block owns a leaf of a row and reads it once per pass (reduce/long_rows.cuh) */
+    TL_ROW_TILE,    /* device/row_tile.cuh */
+    TL_ROW_CLUSTER, /* device/cluster_row.cuh */
+    TL_ROW_LEAVES   /* reduce/long_rows.cuh */
 };
+
+static inline const char *tl_row_reason(int algorithm)
+{
+    static const char *const reasons[] = {
+        "tile: threads or a block hold a row",
+        "cluster: a cluster of blocks holds a row",
+        "leaves: a block owns a leaf of a row and reads it once per pass",
+    };
+    return reasons[algorithm];
+}
 
 enum { TL_CLUSTER_LEAVES = 16 }; /* of the longest row that a cluster holds: half a warp folds their sums */
 

@@ -6,10 +6,20 @@
 #include "formula/sum_tree.h"
 
 enum tl_scatter_algorithm {
-    TL_SCATTER_SHORT, /* the thread of an element's first hit finds the others */
-    TL_SCATTER_RUNS,  /* sorted hits are added to a copy of the base */
-    TL_SCATTER_ROWS,  /* sorted hits are added by the owners of all rows */
+    TL_SCATTER_SHORT,
+    TL_SCATTER_RUNS,
+    TL_SCATTER_ROWS,
 };
+
+static inline const char *tl_scatter_reason(int algorithm)
+{
+    static const char *const reasons[] = {
+        "short: the thread of an element's first hit finds the others in a short list",
+        "runs: sorted hits are added to a copy of the base, as few rows are hit",
+        "rows: sorted hits are added by the owners of all rows",
+    };
+    return reasons[algorithm];
+}
 
 /* Of lists of k indices, hits in all, to `rows` rows. A copy is faster than owners where at most one row of four is hit. */
 static inline enum tl_scatter_algorithm tl_select_scatter(int64_t rows, int64_t k, int64_t hits)
@@ -19,10 +29,20 @@ static inline enum tl_scatter_algorithm tl_select_scatter(int64_t rows, int64_t 
 }
 
 enum tl_top_algorithm {
-    TL_TOP_LANES,  /* lanes of a warp hold a row */
-    TL_TOP_LISTED, /* a block keeps a list of candidates in shared memory */
-    TL_TOP_SORTED, /* all elements are sorted */
+    TL_TOP_LANES,
+    TL_TOP_LISTED,
+    TL_TOP_SORTED,
 };
+
+static inline const char *tl_top_reason(int algorithm)
+{
+    static const char *const reasons[] = {
+        "lanes: lanes of a warp hold a row of up to 1024",
+        "listed: a block keeps a list of up to 4096 candidates in shared memory",
+        "sorted: all elements are sorted, as the list would not fit shared memory",
+    };
+    return reasons[algorithm];
+}
 
 static inline enum tl_top_algorithm tl_select_top(int64_t n, int64_t k)
 {

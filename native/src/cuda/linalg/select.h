@@ -23,14 +23,28 @@ typedef struct {
 } tl_product_device;
 
 typedef enum {
-    TL_PRODUCT_WGMMA,  /* wgmma.cu: TF32 warp group products */
-    TL_PRODUCT_MMA,    /* mma.cu: TF32 tensor cores */
-    TL_PRODUCT_GEMV,   /* gemv.cu: a matrix and at most four vectors */
-    TL_PRODUCT_DIRECT, /* thin.cu: few terms and few results */
-    TL_PRODUCT_THIN,   /* thin.cu: few terms */
-    TL_PRODUCT_CHAIN,  /* chain.cu: float64 chains, the definition of the mode `reproducible` */
-    TL_PRODUCT_CUBLAS, /* SGEMM */
+    TL_PRODUCT_WGMMA,
+    TL_PRODUCT_MMA,
+    TL_PRODUCT_GEMV,
+    TL_PRODUCT_DIRECT, /* thin.cu */
+    TL_PRODUCT_THIN,
+    TL_PRODUCT_CHAIN,
+    TL_PRODUCT_CUBLAS,
 } tl_product_algorithm;
+
+static inline const char *tl_product_reason(int algorithm)
+{
+    static const char *const reasons[] = {
+        "wgmma: TF32 warp group products, whose tiles fill half of the device and are filled",
+        "mma: TF32 tensor cores, where warp group products are missing or their tiles too large",
+        "gemv: a matrix and at most four vectors, which is read once",
+        "direct: at most 16 terms and few results, where only latency counts",
+        "thin: at most 16 terms, which take no longer than writing the result",
+        "chain: float64 sums in the order of the terms, the definition of the mode reproducible; in fast also results too few for other tiles",
+        "cublas: SGEMM, where no other algorithm is faster",
+    };
+    return reasons[algorithm];
+}
 
 enum {
     TL_WGMMA_ROWS = 128, /* of a tile of wgmma.cu, of TL_WGMMA_WIDE columns or of TL_WGMMA_NARROW */

@@ -5,10 +5,20 @@
 #include "formula/sum_tree.h"
 
 enum tl_norm_columns_algorithm {
-    TL_NORM_CHAINS,           /* a block finishes the rows of a chain and adds them: x and g are read once */
-    TL_NORM_COLUMNS_OF_BLOCK, /* rows first; then a block sums all chunks of its columns */
-    TL_NORM_COLUMNS_OF_CHUNKS /* rows first; then a block sums chunks of its columns, and other launches join them */
+    TL_NORM_CHAINS,
+    TL_NORM_COLUMNS_OF_BLOCK,
+    TL_NORM_COLUMNS_OF_CHUNKS,
 };
+
+static inline const char *tl_norm_columns_reason(int algorithm)
+{
+    static const char *const reasons[] = {
+        "chains: a block finishes the rows of a chain and adds them, so that x and g are read once",
+        "columns of a block: rows first; then a block sums all chunks of its columns",
+        "columns of chunks: rows first; then a block sums chunks of its columns, and other launches join them",
+    };
+    return reasons[algorithm];
+}
 
 /* A warp holds rows of up to TL_CHAIN_MAX_COLUMNS in its registers, and fewer than TL_CHAIN_MIN_COLUMNS leave it little to load. Chains of
  * more than TL_CHAIN_MANY_COLUMNS take so long that few of them are no better than two launches. */

@@ -1,7 +1,5 @@
 /* Folds on CUDA of results whose last axis is reduced, and of the values that an earlier level left, in the order of formula/fold.h:
- * a block owns a row, or up to 256 segments of it, and folds the segments' values too. A long result takes one launch: of the blocks
- * that share 256 segments the last one to come folds their values, and of those that did so the last one folds theirs. Which block
- * that is depends on chance, what it computes does not. */
+ * a block owns a row, or up to 256 segments of it, and folds the segments' values too. */
 #include "cuda/reduce/folds.cuh"
 
 namespace {
@@ -25,7 +23,6 @@ struct Rows {
     int segments, room; /* of a row at most, and the teams that it has: one for each, or all */
     int lanes, width;   /* lanes that fold a segment, and the segments' values */
     tl_fold_rule rule;
-    Together together;
 };
 
 /* A thread's row, as its team sees it. */
@@ -162,8 +159,7 @@ __device__ __forceinline__ tl_folded fold_values(double (*values)[ROW_SEGMENTS],
     }
 }
 
-/* The fold of a row, for all of its threads; of a row that others end with it (finish_together) the segments' values. All threads must
- * call. */
+/* The fold of a row, for all of its threads. All threads must call. */
 template <tl_fold_kind KIND, int REDUCED>
 __device__ __forceinline__ tl_folded fold_row(const Rows &a, const Row &row, float (&y)[PER_LANE], bool load, double m,
                                               double (*values)[ROW_SEGMENTS])
@@ -177,92 +173,8 @@ __device__ __forceinline__ tl_folded fold_row(const Rows &a, const Row &row, flo
     }
     if (a.segments == 1) return f;
     __syncthreads();
-    if (a.together.tickets) return f;
     return fold_values<KIND>(values, row.first, row.segment * LANES + row.lane, row.segments, a.width, row.lane,
                              SEGMENT * a.each, row.begin * a.each, a.rule);
-}
-
-/* What fold f of a result ends as, or its value, at `index` of planes of `plane`. One thread calls. */
-template <tl_fold_kind KIND>
-__device__ __forceinline__ void put_end(const Rows &a, const tl_folded &f, int64_t index, int64_t plane, double m)
-{
-    if (a.out)
-        a.out[index] = tl_fold_end(KIND, f, m, a.rule);
-    else
-        put_value<KIND>(f, a.to + index, plane);
-}
-
-/* ---- blocks that end a result together ------------------------------------------------------------------------------- */
-
-/* ticket + 1, of which the value before; what the block wrote before is seen by whoever finds it counted, and what others wrote before
- * they were counted is seen behind it. A fence would order this with all other fences too, and takes longer. */
-__device__ __forceinline__ uint32_t count_ticket(uint32_t *ticket)
-{
-#ifdef __CUDA_ARCH__
-    uint32_t before;
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
-                 : "=r"(before)
-                 : "l"(__cvta_generic_to_global(ticket))
-                 : "memory");
-    return before;
-#else
-    return atomicAdd(ticket, 1u);
-#endif
-}
-
-/* Whether this block is the last of `count` that come with this ticket, which is then 0 again: what the others wrote before is seen.
- * One thread counts, for all whose accesses the barriers order before its own or behind: it waits for memory and drops the L1 cache of
- * the multiprocessor. All threads must call. */
-__device__ __forceinline__ bool is_last(uint32_t *ticket, uint32_t count)
-{
-    __shared__ bool last;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        last = count_ticket(ticket) == count - 1;
-        if (last) *ticket = 0;
-    }
-    __syncthreads();
-    return last;
-}
-
-/* The n values at `from`, in planes, to shared memory, from L2, as other blocks wrote them. All threads must call. */
-template <int PLANES>
-__device__ __forceinline__ void load_values(const double *from, int64_t plane, int n, double (*values)[ROW_SEGMENTS])
-{
-    const int t = (int)threadIdx.x;
-    __syncthreads();
-    TL_UNROLL_FOR (int p = 0; p < PLANES; p++)
-        if (t < n) values[p][t] = __ldcv(from + p * plane + t);
-    __syncthreads();
-}
-
-/* Ends the result to which the row belongs, whose segments' values are in shared memory. */
-template <tl_fold_kind KIND>
-__device__ __forceinline__ void finish_together(const Rows &a, const Row &row, double (*values)[ROW_SEGMENTS], double m)
-{
-    constexpr int PLANES = tl_fold_planes(KIND);
-    const Together &of = a.together;
-    const int t = (int)threadIdx.x;
-    const int64_t group = row.begin / TL_FOLD_ROW, plane = a.results * of.segments,
-                  groups_plane = a.results * of.groups;
-    double *const values_of_group = of.segment_values + row.result * of.segments + group * SEGMENT;
-    double *const values_of_result = of.group_values + row.result * of.groups;
-    const int n = (int)min(of.segments - group * SEGMENT, (int64_t)SEGMENT);
-    if (row.segments < n) { /* else this block has the whole group */
-        TL_UNROLL_FOR (int p = 0; p < PLANES; p++)
-            if (t < row.segments) values_of_group[p * plane + (row.begin % TL_FOLD_ROW) / SEGMENT + t] = values[p][t];
-        if (!is_last(of.tickets + row.result * of.groups + group, (uint32_t)((n + a.segments - 1) / a.segments)))
-            return;
-        load_values<PLANES>(values_of_group, plane, n, values);
-    }
-    tl_folded f = fold_values<KIND>(values, 0, t, n, a.width, row.lane, SEGMENT, group * TL_FOLD_ROW, a.rule);
-    if (of.groups > 1) {
-        if (t == 0) put_value<KIND>(f, values_of_result + group, groups_plane);
-        if (!is_last(of.tickets + groups_plane + row.result, (uint32_t)of.groups)) return;
-        load_values<PLANES>(values_of_result, groups_plane, (int)of.groups, values);
-        f = fold_values<KIND>(values, 0, t, (int)of.groups, of.group_lanes, row.lane, TL_FOLD_ROW, 0, a.rule);
-    }
-    if (t == 0) put_end<KIND>(a, f, row.result, a.results, m);
 }
 
 /* KIND's centre is a fold CENTRE, or it has none, or an earlier one. */
@@ -291,15 +203,12 @@ __global__ void __launch_bounds__(THREADS, resident_rows(KIND, REDUCED)) rows_ke
     }
     __shared__ double values[tl_fold_planes(KIND)][ROW_SEGMENTS];
     const tl_folded f = fold_row<KIND, REDUCED>(a, row, y, KIND == CENTRE, m, values);
-    if constexpr (KIND == CENTRE && REDUCED >= 0) {
-        if (a.together.tickets) {
-            finish_together<KIND>(a, row, values, m);
-            return;
-        }
-    }
     if (row.lane > 0 || row.segment > 0 || row.length == 0) return;
     if (REDUCED < 0 && a.out) m = centre_of<KIND>(a.centre, a.centre_out, row.result);
-    put_end<KIND>(a, f, row.index, a.rows, m);
+    if (a.out)
+        a.out[row.index] = tl_fold_end(KIND, f, m, a.rule);
+    else
+        put_value<KIND>(f, a.to + row.index, a.rows);
 }
 
 /* Kinds with a centre of their own take both folds at once where CENTRED. */
@@ -323,7 +232,7 @@ template <int REDUCED, bool CENTRED> auto rows_kernel_of(tl_fold_kind kind) -> v
 } // namespace
 
 int32_t tl_folds::run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred, const double *from, int64_t length,
-                           int64_t extent, int64_t each, double *to, float *out, const Together &together)
+                           int64_t extent, int64_t each, double *to, float *out)
 {
     Rows a = {p.x, from, p.centre, p.centre_out, to, out};
     const int64_t segments = tl_ceil_div(length, SEGMENT);
@@ -334,7 +243,7 @@ int32_t tl_folds::run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred,
     a.segments = (int)tl_imin(segments, extent / SEGMENT);
     a.lanes = (int)tl_fold_width(length), a.width = (int)tl_fold_width(segments);
     a.room = (int)tl_imin(a.segments, TEAMS);
-    a.rule = p.rule, a.together = together;
+    a.rule = p.rule;
     const bool one = a.reduced.count == 1;
     const auto kernel = from      ? rows_kernel_of<-1, false>(p.kind)
                         : centred ? one ? rows_kernel_of<1, true>(p.kind) : rows_kernel_of<2, true>(p.kind)

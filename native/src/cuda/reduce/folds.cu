@@ -3,8 +3,7 @@
  * Where the last axis is kept, a team of lanes x columns threads owns a segment of the reduced elements of `columns` results that lie
  * side by side; a thread owns one lane of one result, all of whose elements it loads before it takes the first. So a warp reads
  * whole lines along the kept axis. Where the last axis is reduced, and for the segments' values, a block owns a row, or up to 256
- * segments of it, and folds the segments' values too (reduce/fold_rows.cu), or several blocks do so together: most reductions take
- * one or two launches. */
+ * segments of it, and folds the segments' values too (reduce/fold_rows.cu): most reductions take one or two launches. */
 #include <type_traits>
 
 #include "cuda/reduce/folds.cuh"
@@ -159,59 +158,18 @@ int32_t run_segments(tl_context *ctx, const tl_fold_plan &p, int64_t segments, d
                            a);
 }
 
-/* The context's tickets, which are 0 between launches; none where launches may run side by side, where there is no memory for them, or,
- * as making them is no part of a graph, while the first are asked for in one. */
-uint32_t *find_tickets(tl_context *ctx)
-{
-    if (tl_cuda_shares_streams(ctx)) return nullptr;
-    void *tickets = tl_cuda_attached(ctx, TL_ATTACH_TICKETS);
-    if (tickets || tl_cuda_capturing(ctx)) return static_cast<uint32_t *>(tickets);
-    const size_t bytes = TL_FOLD_TICKETS * sizeof(uint32_t);
-    if (cudaMalloc(&tickets, bytes) != cudaSuccess) {
-        cudaGetLastError();
-        return nullptr;
-    }
-    if (cudaMemsetAsync(tickets, 0, bytes, tl_cuda_stream(ctx)) != cudaSuccess) {
-        cudaFree(tickets);
-        return nullptr;
-    }
-    tl_cuda_attach(ctx, TL_ATTACH_TICKETS, tickets, [](void *object) { cudaFree(object); });
-    return static_cast<uint32_t *>(tickets);
-}
-
-/* Results of which a block has a part each, as long a one as it can have: to begin a part and to end it a block waits, and memory with
- * it. But two multiprocessors have three parts or more, or some would wait. On an H200 a product of 2^26 takes 79 us in parts of 256
- * segments, 84 of 64 and 89 of 32, one of 9 million 17, 15 and 16. */
-int32_t run_together(tl_context *ctx, const tl_fold_plan &p, uint32_t *tickets, double *values, float *out)
-{
-    const int64_t results = p.results(), segments = tl_ceil_div(p.f.length, SEGMENT);
-    const int64_t groups = tl_ceil_div(segments, SEGMENT), planes = tl_fold_planes(p.kind);
-    int64_t own = SEGMENT;
-    while (own > TEAMS && 2 * results * tl_ceil_div(segments, own) < 3 * (int64_t)tl_cuda_sms(ctx))
-        own /= 2;
-    tl_scratch<double> parts(ctx);
-    TL_TRY(parts.allocate(planes * results * (segments + groups)));
-    double *const of_groups = parts + planes * results * segments;
-    const Together together = {parts, of_groups, tickets, segments, groups, (int)tl_fold_width(groups)};
-    return run_rows(ctx, p, false, nullptr, p.f.length, own * SEGMENT, 1, values, out, together);
-}
-
 } // namespace
 
 int32_t tl_cuda_fold(tl_context *ctx, const tl_fold_plan &p, double *values, float *out)
 {
     if (p.results() == 0) return TORCHLEAN_OK;
-    const auto how = tl_select_fold(&p.f, tl_cuda_sms(ctx));
-    if (how == TL_FOLD_SHARED_ROWS) {
-        uint32_t *const tickets = find_tickets(ctx);
-        if (tickets) return run_together(ctx, p, tickets, values, out);
-    }
+    const bool by_rows = tl_select_fold(&p.f) == TL_FOLD_ROWS;
     /* fewer than 2^32 elements have at most 256^3 segments */
     tl_scratch<double> parts[] = {tl_scratch<double>(ctx), tl_scratch<double>(ctx), tl_scratch<double>(ctx)};
     const double *from = nullptr;
     int64_t length = p.f.length, each = 1;
     for (int level = 0;; level++) {
-        const bool rows = level > 0 || how != TL_FOLD_SEGMENTS;
+        const bool rows = level > 0 || by_rows;
         const int64_t extent = level > 0 ? extent_of_values(length)
                                : rows    ? tl_fold_extent(&p.f, tl_cuda_sms(ctx))
                                          : SEGMENT;
@@ -228,8 +186,7 @@ int32_t tl_cuda_fold(tl_context *ctx, const tl_fold_plan &p, double *values, flo
 
 int32_t tl_cuda_fold_twice(tl_context *ctx, tl_fold_plan p, tl_fold_kind kind, float *out)
 {
-    const bool at_once = p.results() > 0 && p.f.length <= TL_FOLD_ROW &&
-                         tl_select_fold(&p.f, tl_cuda_sms(ctx)) == TL_FOLD_ROWS;
+    const bool at_once = p.results() > 0 && p.f.length <= TL_FOLD_ROW && tl_select_fold(&p.f) == TL_FOLD_ROWS;
     tl_scratch<double> values(ctx);
     if (!at_once) {
         TL_TRY(values.allocate(p.results()));

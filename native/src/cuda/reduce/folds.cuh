@@ -252,16 +252,6 @@ __device__ __forceinline__ double centre_of(const double *centre, const float *c
 
 /* ---- rows (reduce/fold_rows.cu) --------------------------------------------------------------------------------------- */
 
-/* What the blocks of a long result share, which end it together: the values of its segments and of groups of SEGMENT segments, in planes
- * of results x segments, or groups; tickets, one for each group and one for each result, which are 0 before and after (none where a
- * block ends its row alone); the lanes that fold the groups' values. */
-struct Together {
-    double *segment_values, *group_values;
-    uint32_t *tickets;
-    int64_t segments, groups;
-    int group_lanes;
-};
-
 /* Blocks of run_rows on a multiprocessor, which take `reduced` axes, or values for less than one: all that their registers leave room
  * for. */
 constexpr __host__ __device__ int resident_rows(tl_fold_kind kind, int reduced)
@@ -273,6 +263,6 @@ constexpr __host__ __device__ int resident_rows(tl_fold_kind kind, int reduced)
 /* Rows of x, or of values of `each` elements, `length` of either for a result, cut into rows of `extent`. CENTRED: the fold of the
  * centre comes first, in the same launch. */
 int32_t run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred, const double *from, int64_t length,
-                 int64_t extent, int64_t each, double *to, float *out, const Together &together = {});
+                 int64_t extent, int64_t each, double *to, float *out);
 
 } // namespace tl_folds

@@ -8,10 +8,20 @@
 /* ---- sums and extremes down columns (reduce/trees.cu) --------------------------------------------------------------- */
 
 enum tl_columns_algorithm {
-    TL_COLUMNS_OF_THREAD, /* a thread owns whole columns */
-    TL_COLUMNS_OF_BLOCK,  /* a block goes down all chunks of its columns: one launch */
-    TL_COLUMNS_OF_CHUNKS  /* a block owns chunks of its columns, and another pass joins them */
+    TL_COLUMNS_OF_THREAD,
+    TL_COLUMNS_OF_BLOCK,
+    TL_COLUMNS_OF_CHUNKS,
 };
+
+static inline const char *tl_columns_reason(int algorithm)
+{
+    static const char *const reasons[] = {
+        "columns of a thread: few rows of many columns, which keep memory busy",
+        "columns of a block: a block goes down all chunks of its columns in one launch",
+        "columns of chunks: a block owns chunks of its columns, and another pass joins several",
+    };
+    return reasons[algorithm];
+}
 enum { TL_COLUMN_THREAD_ROWS = 16, TL_COLUMN_BLOCK_CHUNKS = 32, TL_COLUMN_BLOCK_BYTES = 1 << 21 };
 
 /* A thread reads `width` columns at a time. Threads that own whole columns keep memory busy where each multiprocessor has eight blocks
@@ -29,13 +39,20 @@ static inline enum tl_columns_algorithm tl_select_columns(int64_t outer, int64_t
 /* ---- folds over any set of axes (reduce/folds.cu) ------------------------------------------------------------------- */
 
 enum tl_fold_algorithm {
-    TL_FOLD_SEGMENTS,   /* a team owns a segment of neighbouring results */
-    TL_FOLD_ROWS,       /* a block owns a row of x */
-    TL_FOLD_SHARED_ROWS /* several blocks share a row, which the last one ends where the context has tickets for them */
+    TL_FOLD_SEGMENTS,
+    TL_FOLD_ROWS,
 };
-/* The longest row of a block, the rows that its teams take at once, and tickets of one launch: results that take more have groups enough
- * to be busy, or so many that another launch is nothing beside them. */
-enum { TL_FOLD_ROW = TL_FOLD_SEGMENT * TL_FOLD_SEGMENT, TL_FOLD_TEAMS = 256 / TL_FOLD_LANES, TL_FOLD_TICKETS = 4096 };
+
+static inline const char *tl_fold_reason(int algorithm)
+{
+    static const char *const reasons[] = {
+        "segments: a team of threads owns a segment of neighbouring results",
+        "rows: a block owns a row of x, or a part of one",
+    };
+    return reasons[algorithm];
+}
+/* The longest row of a block, and the rows that its teams take at once. */
+enum { TL_FOLD_ROW = TL_FOLD_SEGMENT * TL_FOLD_SEGMENT, TL_FOLD_TEAMS = 256 / TL_FOLD_LANES };
 
 /* The elements of x that a row has: one segment of a long result where few blocks would read it alone. */
 static inline int64_t tl_fold_extent(const tl_fold_axes *f, int64_t sms)
@@ -45,23 +62,30 @@ static inline int64_t tl_fold_extent(const tl_fold_axes *f, int64_t sms)
     return TL_FOLD_SEGMENT;
 }
 
-static inline enum tl_fold_algorithm tl_select_fold(const tl_fold_axes *f, int64_t sms)
+static inline enum tl_fold_algorithm tl_select_fold(const tl_fold_axes *f)
 {
-    const int64_t groups = tl_ceil_div(f->length, TL_FOLD_ROW), tickets = f->outer * (groups + 1);
     if (f->inner != 1 || f->reduced < 1 || f->reduced > 2 || tl_fold_width(f->length) < TL_FOLD_LANES)
         return TL_FOLD_SEGMENTS;
-    return f->length > tl_fold_extent(f, sms) && groups <= TL_FOLD_SEGMENT && tickets <= TL_FOLD_TICKETS
-               ? TL_FOLD_SHARED_ROWS
-               : TL_FOLD_ROWS;
+    return TL_FOLD_ROWS;
 }
 
 /* ---- cumulative sums (reduce/cumsum.cu) ----------------------------------------------------------------------------- */
 
 enum tl_cumsum_algorithm {
-    TL_CUMSUM_SLICES, /* a block has whole slices, a thread a chunk of one column */
-    TL_CUMSUM_ROWS,   /* a warp has a tile of a row */
-    TL_CUMSUM_COLUMNS /* a block has a tile of columns */
+    TL_CUMSUM_SLICES,
+    TL_CUMSUM_ROWS,
+    TL_CUMSUM_COLUMNS,
 };
+
+static inline const char *tl_cumsum_reason(int algorithm)
+{
+    static const char *const reasons[] = {
+        "slices: a block has whole slices, a thread a chunk of one column",
+        "rows: a warp has a tile of a row",
+        "columns: a block has a tile of columns",
+    };
+    return reasons[algorithm];
+}
 enum { TL_CUMSUM_TILE = 1024, TL_CUMSUM_SLICE_THREADS = 128, TL_CUMSUM_SLICE_COLUMNS = 64 };
 
 static inline enum tl_cumsum_algorithm tl_select_cumsum(int64_t length, int64_t inner)

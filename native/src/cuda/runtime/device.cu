@@ -2,8 +2,8 @@
  * becomes of errors. Transfers are in runtime/transfer.cu.
  *
  * Everything a context does is queued on its one non-blocking stream, or on a host's (tl_cuda_adopt). What lasts longer than a call
- * is then of use on any stream: tables are complete before they are first used, and what launches change, the tickets and cuBLAS's
- * workspace, is no two streams' (tl_cuda_shares_streams, aim_blas). The first CUDA error is kept: it poisons the
+ * is then of use on any stream: tables are complete before they are first used, and what launches change, cuBLAS's workspace, is no two
+ * streams' (aim_blas). The first CUDA error is kept: it poisons the
  * context, whose later calls all return it. Running out of memory does not. */
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/state.cuh"
@@ -256,11 +256,6 @@ extern "C" int32_t tl_cuda_after(tl_cuda_state *state)
 extern "C" cudaStream_t tl_cuda_stream(tl_context *ctx) { return tl_context_cuda(ctx)->stream; }
 extern "C" int tl_cuda_sms(tl_context *ctx) { return tl_context_cuda(ctx)->sms; }
 extern "C" int tl_cuda_capturing(tl_context *ctx) { return tl_context_cuda(ctx)->capturing; }
-extern "C" int tl_cuda_shares_streams(tl_context *ctx)
-{
-    const tl_cuda_state *state = tl_context_cuda(ctx);
-    return state->adopted && (state->stream || state->capturing);
-}
 extern "C" int tl_cuda_double_is_fast(tl_context *ctx) { return tl_context_cuda(ctx)->double_is_fast; }
 extern "C" int tl_cuda_chains_are_fast(tl_context *ctx) { return tl_context_cuda(ctx)->chains_are_fast; }
 

@@ -23,8 +23,6 @@ cublasHandle_t tl_cuda_blas(tl_context *ctx, int32_t *status);
 int tl_cuda_sms(tl_context *ctx);
 /* The launches being made become a graph's: objects that they use must last as long as the context. */
 int tl_cuda_capturing(tl_context *ctx);
-/* Launches of several streams may run at a time, on a host's: what launches change, beyond results and scratch, is to be left alone. */
-int tl_cuda_shares_streams(tl_context *ctx);
 /* Float64 runs at half the rate of float32 or better (data-centre chips), not at 1/32 or 1/64. */
 int tl_cuda_double_is_fast(tl_context *ctx);
 /* The kernels that run here compute chains of device/chain.cuh on float64 tensor cores (compiled for 9.0 or later), at the
@@ -45,9 +43,9 @@ int32_t tl_cuda_failed(tl_context *ctx, cudaError_t error, const char *what);
 int32_t tl_cublas_failed(tl_context *ctx, cublasStatus_t error, const char *what);
 int32_t tl_cufft_failed(tl_context *ctx, int error, const char *what);
 
-/* One object of a kernel family that lives as long as the context (a cache of FFT plans, tickets, frequencies). `close` gets it when the
+/* One object of a kernel family that lives as long as the context (a cache of FFT plans, frequencies). `close` gets it when the
  * context closes, with the device current and idle. tl_cuda_attached gives NULL until then. */
-enum tl_attachment { TL_ATTACH_FFT, TL_ATTACH_OWN_FFT, TL_ATTACH_TICKETS, TL_ATTACH_RATES, TL_ATTACHMENTS };
+enum tl_attachment { TL_ATTACH_FFT, TL_ATTACH_OWN_FFT, TL_ATTACH_RATES, TL_ATTACHMENTS };
 void *tl_cuda_attached(tl_context *ctx, enum tl_attachment which);
 void tl_cuda_attach(tl_context *ctx, enum tl_attachment which, void *object, void (*close)(void *object));
 }

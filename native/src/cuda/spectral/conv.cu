@@ -341,7 +341,7 @@ int64_t tiles_of_block(int64_t tiles, int64_t others, int64_t together)
 int32_t analysis(tl_context *ctx, const float *x, int64_t n, int64_t width, int64_t modes, double edge, double inner,
                  float *re, float *im)
 {
-    if (!tl_select_truncated(n, width, modes))
+    if (tl_select_spectral_conv(n, width, modes, 0) == TL_SPECTRAL_LIBRARY)
         return tl_library_forward(ctx, n, width, tl_real_rows{const_cast<float *>(x), 1, width},
                                   tl_half_spectra{re, im, 1, width, modes, (float)edge, (float)inner});
     tl_scratch<float> shares(ctx);
@@ -364,7 +364,7 @@ int32_t analysis(tl_context *ctx, const float *x, int64_t n, int64_t width, int6
 
 int32_t synthesis(tl_context *ctx, const float *re, const float *im, int64_t n, int64_t width, int64_t modes, float *y)
 {
-    if (!tl_select_truncated(n, width, modes))
+    if (tl_select_spectral_conv(n, width, modes, 0) == TL_SPECTRAL_LIBRARY)
         return tl_library_inverse(
             ctx, n, width,
             tl_half_spectra{const_cast<float *>(re), const_cast<float *>(im), 1, width, modes, 1.0f, 0.5f},

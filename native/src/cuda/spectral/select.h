@@ -8,9 +8,18 @@ typedef struct tl_spectral_device {
     int64_t block_bytes; /* the most shared memory of a block */
 } tl_spectral_device;
 
-/* Real rows: by the transform that the CPU has, too (spectral/own.cu); by packed_kernel, rows of a power of two in shared memory
- * (spectral/packed.cu); by cuFFT between copies (spectral/library.cu). */
+/* An algorithm's name is its file's. */
 typedef enum tl_real_algorithm { TL_REAL_OWN, TL_REAL_PACKED, TL_REAL_LIBRARY } tl_real_algorithm;
+
+static inline const char *tl_real_reason(int algorithm)
+{
+    static const char *const reasons[] = {
+        "own: the transform that the CPU has too, the mode reproducible; in fast short odd lengths",
+        "packed: rows of a power of two in shared memory",
+        "library: cuFFT, with copies where its layout is another",
+    };
+    return reasons[algorithm];
+}
 
 /* The shortest row has a pass of radix 16 and one more, the longest one fits shared memory. A block of more than 32 KiB takes several
  * times as long as one of cuFFT's, so that it is chosen only where every multiprocessor has one. */
@@ -50,10 +59,30 @@ static inline tl_real_algorithm tl_select_real(tl_spectral_device device, int64_
  * them, its launches take longer. Both count channels as tiles do, TL_TILE_CHANNELS at a time. */
 enum { TL_TILE_CHANNELS = 64, TL_TRUNCATED_MODES = 512, TL_TRUNCATED_WORK = 1 << 27 };
 
-static inline int tl_select_truncated(int64_t grid, int64_t width, int64_t modes)
+typedef enum tl_spectral_conv_algorithm {
+    TL_SPECTRAL_CHAIN,
+    TL_SPECTRAL_TRUNCATED,
+    TL_SPECTRAL_LIBRARY
+} tl_spectral_conv_algorithm;
+
+static inline const char *tl_spectral_conv_reason(int algorithm)
+{
+    static const char *const reasons[] = {
+        "chain: float64 sums over the grid, the mode reproducible",
+        "truncated: sums over tiles of the grid for the few modes that are kept",
+        "library: whole transforms by cuFFT, as many modes are kept",
+    };
+    return reasons[algorithm];
+}
+
+static inline tl_spectral_conv_algorithm tl_select_spectral_conv(int64_t grid, int64_t width, int64_t modes,
+                                                                 int reproducible)
 {
     const int64_t channels = (width + TL_TILE_CHANNELS - 1) / TL_TILE_CHANNELS * TL_TILE_CHANNELS;
     const double products = (double)modes * (double)channels;
+    if (reproducible) return TL_SPECTRAL_CHAIN;
     return grid < 2 || (modes <= TL_TRUNCATED_MODES && (products <= (double)TL_TRUNCATED_MODES * (double)width ||
-                                                        (double)grid * products <= (double)TL_TRUNCATED_WORK));
+                                                        (double)grid * products <= (double)TL_TRUNCATED_WORK))
+               ? TL_SPECTRAL_TRUNCATED
+               : TL_SPECTRAL_LIBRARY;
 }
