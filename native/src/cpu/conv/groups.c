@@ -96,12 +96,12 @@ typedef void (*add_fn)(const job_t *, const float *, const float *, const float 
     {                                                                                                                  \
         add_terms(V, S, job, w, bias, x, sums);                                                                        \
     }
-#define ADD_FUNCTIONS(V) ADD_FUNCTION(V, 0) ADD_FUNCTION(V, 1)
+#define ADD_FUNCTIONS(shared) ADD_FUNCTION(1, shared) ADD_FUNCTION(2, shared) ADD_FUNCTION(3, shared) ADD_FUNCTION(4, shared)
+ADD_FUNCTIONS(0)
 ADD_FUNCTIONS(1)
-ADD_FUNCTIONS(2) ADD_FUNCTIONS(3) ADD_FUNCTIONS(4)
 
-    static const add_fn add_functions[2][VECTORS] = {{add_1_0, add_2_0, add_3_0, add_4_0},
-                                                     {add_1_1, add_2_1, add_3_1, add_4_1}};
+static const add_fn add_functions[2][VECTORS] = {{add_1_0, add_2_0, add_3_0, add_4_0},
+                                                 {add_1_1, add_2_1, add_3_1, add_4_1}};
 
 /* The first plane of vector u of a block, and its lanes. */
 static int64_t planes_at(const job_t *job, int64_t block, int64_t u, int64_t *lanes, int64_t *chunk)
