@@ -45,3 +45,15 @@ def test_a_mean_loss_within_the_range(logits):
     (out,) = Runtime("cpu").run(case)
     (found,) = compare_outputs(case.expected, [out])
     assert found.ok and np.isfinite(out[0]) == np.isfinite(given["logits"]).all(), found.explain()
+
+
+@pytest.mark.operations("cross_entropy")
+@pytest.mark.parametrize("rows", [1, 7, 70])
+@pytest.mark.parametrize("cols", [1, 3, 8, 17, 600, 20_000])
+def test_a_label_out_of_range_makes_the_loss_nan(dev, rows, cols):
+    """One of an index buffer, which no call reads beforehand, in the first and in the last row."""
+    x = dev.buffer(np.zeros((rows, cols), np.float32))
+    for label, row in ((cols, 0), (2**32 - 1, rows - 1)):
+        labels = np.zeros(rows, np.uint32)
+        labels[row] = label
+        assert np.isnan(kernels.cross_entropy_indexed(x, dev.indices(labels), cols).numpy()).all()

@@ -19,6 +19,7 @@ enum {
     BAND = 32,       /* rows of a panel */
     PANEL = 1024,    /* elements of a panel's rows */
     TASK = 65536,    /* elements of a task of matrices that are smaller, and of one that only copies */
+    SHORT_RUN = 32,  /* runs up to this length are copied in two pieces that overlap */
     LONG_RUN = 8192, /* runs (inner) from this length on are cut by length rather than by rows and columns */
 };
 
@@ -118,10 +119,10 @@ static void runs(const float *x, int64_t x_stride, float *y, int64_t y_stride, i
     case 3: runs3(x, x_stride, y, y_stride, rows, cols, inner); break;
     case 4: runs4(x, x_stride, y, y_stride, rows, cols, inner); break;
     default:
-        (inner <= 8    ? runs_to8
-         : inner <= 16 ? runs_to16
-         : inner <= 32 ? runs_to32
-                       : runs_any)(x, x_stride, y, y_stride, rows, cols, inner);
+        (inner <= 8           ? runs_to8
+         : inner <= 16        ? runs_to16
+         : inner <= SHORT_RUN ? runs_to32
+                              : runs_any)(x, x_stride, y, y_stride, rows, cols, inner);
     }
 }
 
