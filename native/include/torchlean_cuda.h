@@ -99,9 +99,10 @@ TL_API uint32_t torchlean_cuda_version(void);
 TL_API const char *torchlean_cuda_build_info(void);
 /* SHA-256, in hex, over all prototypes the library was compiled from. Bindings compare it with their own. */
 TL_API const char *torchlean_cuda_abi_hash(void);
-/* Which algorithm CUDA takes for a choice, as "name: reason", of numbers that native/src/cuda/explain.c lists. `device` holds five: its
- * multiprocessors, the bytes of shared memory of a block, ten times its compute capability, whether float64 has half the rate of float32 or
- * more, and whether the mode is REPRODUCIBLE. NULL without such a choice, or with another `count`. Needs no GPU. For `tlrt explain`. */
+/* Which algorithm CUDA takes for a choice, as "name: reason", of numbers that native/src/cuda/explain.c lists. `device` holds five:
+ * its multiprocessors, the bytes of shared memory of a block, ten times its compute capability, whether float64 has half the rate of
+ * float32 or more, and whether the mode is REPRODUCIBLE. NULL without such a choice, with another `count`, for NULL, for sizes below
+ * 1 and for numbers of 2^32 and more. Needs no GPU. For `tlrt explain`. */
 TL_API const char *torchlean_cuda_explain(const char *choice, const int64_t *numbers, uint32_t count,
                                           const int64_t *device);
 /* Text of the calling thread's last failure, "operation: argument: got X, expected Y"; "" if none. Thread-local. */

@@ -113,9 +113,6 @@ def test_a_row_that_depends_on_its_batch_is_found() -> None:
 def test_work_in_processes_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "campaign.json"
     chosen = ["--ops", "exp,softmax", "--device", "cpu", "--workers", "2", "--json", str(out)]
-    assert command.main(["determinism", "alarms", "--comparisons", "60", "--repeats", "2", *chosen]) == 0
-    text = capsys.readouterr().out
-    assert "== determinism ==" in text and "alarms: 0" in text
-    document = json.loads(out.read_text())
-    assert document["alarms"]["totals"]["cpu"]["comparisons"] >= 60
-    assert document["determinism"]["verdict"] == "pass"
+    assert command.main(["determinism", "--repeats", "2", *chosen]) == 0
+    assert "== determinism ==" in capsys.readouterr().out
+    assert json.loads(out.read_text())["determinism"]["verdict"] == "pass"

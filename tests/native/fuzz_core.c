@@ -19,7 +19,7 @@
     X(graph_nodes, on_no_graph) X(graph_release, on_no_graph) X(status_name, read_descriptions) \
     X(take_error, take_text) X(convert, convert) X(interrupt, interrupt) X(watch_signal, watch_signal) \
     X(buffer_lend, exchange) X(buffer_borrow, exchange) X(context_stream, exchange) X(context_order, exchange) \
-    X(buffer_wrap, exchange) X(context_adopt, exchange) X(set_parallel, set_parallel)
+    X(buffer_wrap, exchange) X(context_adopt, exchange) X(set_parallel, set_parallel) X(explain, explain)
 #define ENUMERATOR(name, function) CORE_##name,
 #define SYMBOL(name, function) "torchlean_cuda_" #name,
 
@@ -433,6 +433,31 @@ static int32_t read_descriptions(fuzz_run *f, int which)
         strlen(torchlean_cuda_abi_hash()) != 64 || !*torchlean_cuda_build_info() || torchlean_cuda_device_count() > 64)
         fuzz_fail(f, fuzz_core_symbols[which], "a description is empty");
     return TORCHLEAN_OK;
+}
+
+/* A choice, by any numbers up to 300, or what is none. */
+static int32_t explain(fuzz_run *f, int which)
+{
+    static const struct {
+        const char *name;
+        uint32_t count;
+    } choices[] = {{"product", 12}, {"attention", 12}, {"conv", 11}, {"conv", 17}, {"fold", 3}, {"extreme", 4},
+                   {"sums", 3},     {"cumsum", 2},     {"row", 2},   {"top", 2},   {"real", 3}, {"spectral_conv", 3},
+                   {"scatter", 3},  {"", 2},           {"rows", 2},  {NULL, 2}};
+    const uint64_t drawn = fuzz_below(f, 16);
+    const char *choice = choices[drawn].name;
+    const uint32_t count = fuzz_one_in(f, 4) ? (uint32_t)fuzz_below(f, 24) : choices[drawn].count;
+    int64_t numbers[24],
+        device[5] = {1 + (int64_t)fuzz_below(f, 200), 1 << 16, 80 + 10 * (int64_t)fuzz_below(f, 2), 1, 0};
+    for (int i = 0; i < 24; i++)
+        numbers[i] = (int64_t)fuzz_below(f, fuzz_one_in(f, 2) ? 4 : 300);
+    const int bad = (int)fuzz_below(f, 9);
+    if (bad == 0) device[0] = 0;
+    if (bad == 1 && count) numbers[count - 1] = INT64_MAX;
+    const char *text = torchlean_cuda_explain(choice, bad == 2 ? NULL : numbers, count, bad == 3 ? NULL : device);
+    if (text && (!choice || !*choice || bad == 0 || bad == 2 || bad == 3 || (bad == 1 && count) || !strchr(text, ':')))
+        fuzz_fail(f, fuzz_core_symbols[which], "%s of %u numbers gives %s", choice, count, text);
+    return text ? TORCHLEAN_OK : TORCHLEAN_ARGUMENT;
 }
 
 /* The text of the refusal just made, within the capacity. */
