@@ -27,6 +27,9 @@ def one(got: float, ref: float, tol: float = 0.0, **options: bool) -> bool:
         (np.nan, np.nan, 0.0, True),
         (-np.nan, np.nan, 0.0, True),
         (np.nan, 1.0, 1e308, False),
+        (np.nan, np.inf, 1e308, False),
+        (np.nan, -np.inf, 0.0, False),
+        (np.inf, np.nan, 1e308, False),
         (1.0, np.nan, 1e308, False),
         (np.nan, 1.0, np.inf, True),  # not covered: anything passes
         (1.0, np.nan, np.inf, True),

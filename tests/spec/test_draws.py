@@ -42,6 +42,14 @@ def test_any_axis_may_be_the_longest(draw: Callable[[Draw], list[int]], edges: t
 
 
 @pytest.mark.every_choice
+def test_ends_that_are_included_are_drawn() -> None:
+    low, high = 0.125, 77.0
+    turns = [Draw(generator("ends", turn), 2**16, turn=turn) for turn in range(60)]
+    assert {low, high, 2.0} <= {d.written(2.0, low, high) for d in turns}
+    assert {3, 5} <= {d.integer(3, 5) for d in turns} <= {3, 4, 5}
+
+
+@pytest.mark.every_choice
 def test_dims_fit_their_budget() -> None:
     for dims in drawn(lambda d: d.dims()):
         assert math.prod(dims) <= 2**14 and min(dims) > 0 and set(dims) <= set(DIMS)
