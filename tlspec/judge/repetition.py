@@ -88,10 +88,9 @@ def repeats(check: Judge, case: Case) -> None:
     try:
         first, arguments = _held(check, case)
         for key, other in _others(case):
-            problems = check.problems(*check.trial(other), shared=key == SHARED)
-            found = next((text for kind, text in problems if kind == "value"), None)
+            found = _wrong_value(check, other, shared=key == SHARED)
             kept.weigh(check.in_format(other))
-            if found is None:
+            if not found:
                 continue
             said = f"from {key}: {found}"
             if key != SHARED and _is_stale(check, first, other, parameters=key == PARAMETERS):
@@ -102,7 +101,7 @@ def repeats(check: Judge, case: Case) -> None:
         shapes = [x.shape for x in (*first, *arguments)]
         later = bits_of(check.function.held(shapes))
         again = check.bits(case)
-        wrong = _compared_again(check, case)
+        wrong = _wrong_value(check, case)
     except NotImplementedError:
         return
     except Failure as failure:
@@ -135,9 +134,10 @@ def _held(check: Judge, case: Case) -> tuple[Bits, Bits]:
     return bits_of(answer.results), bits_of([x for n, x in answer.arrays.items() if n not in over])
 
 
-def _compared_again(check: Judge, case: Case) -> str:
-    """What is wrong with one more call of a case."""
-    return next((text for kind, text in check.problems(*check.trial(case)) if kind == "value"), "")
+def _wrong_value(check: Judge, case: Case, *, shared: bool = False) -> str:
+    """What a call of a case computes wrongly; "" where nothing."""
+    problems = check.problems(*check.trial(case), shared=shared)
+    return next((text for kind, text in problems if kind == "value"), "")
 
 
 def _is_stale(check: Judge, first: Bits, case: Case, *, parameters: bool) -> bool:
@@ -184,8 +184,7 @@ def often(check: Judge, wanted: int | None) -> None:
                     check.report.calls += 1
                     continue
                 check.report.repeats = False
-            outcomes = zip(trial.names, check.compared(trial, kernel, results), strict=True)
-            wrong = [("value", c.explain(name)) for name, c in outcomes if not c.ok]
+            wrong = _wrong_values(check, trial, kernel, results)
         except NotImplementedError:
             continue
         except Failure as failure:
@@ -203,6 +202,12 @@ def often(check: Judge, wanted: int | None) -> None:
         _in_another_process(check, cases, known)
 
 
+def _wrong_values(check: Judge, trial: Trial, kernel: Kernel, results: list[Plain]) -> list[tuple[str, str]]:
+    """The findings of results that lie beyond their tolerances."""
+    outcomes = zip(trial.names, check.compared(trial, kernel, results), strict=True)
+    return [("value", c.explain(name)) for name, c in outcomes if not c.ok]
+
+
 def _in_another_process(check: Judge, cases: Sequence[tuple[str, Trial, Kernel]], known: dict[int, Bits]) -> None:
     """The same cases in a process of their own: a fault may be in one process of several, as the choice of a program is that a
     process makes by its first measurements."""
@@ -216,8 +221,7 @@ def _in_another_process(check: Judge, cases: Sequence[tuple[str, Trial, Kernel]]
             if i not in known or same(known[i], bits_of(results)):
                 continue
             check.report.notes += [other] if other not in check.report.notes else []
-            outcomes = zip(trial.names, check.compared(trial, kernel, results), strict=True)
-            wrong = [("value", c.explain(name)) for name, c in outcomes if not c.ok]
+            wrong = _wrong_values(check, trial, kernel, results)
         except NotImplementedError:
             continue
         except Failure as failure:
