@@ -25,7 +25,8 @@ EDGES: dict[str, dict[str, dict[str, int]]] = {
         "summed": {"TL_CUMSUM_CHUNK": 32}, "reduced": {"TL_FOLD_LANES": 8, "TL_FOLD_SEGMENT": 256}, "elements": {"TASK": 65536},
     },
     "shape": {
-        "of the last axis": {"BAND": 32}, "of the result's last axis": {"BAND": 32}, "of a run": {"SHORT_RUN": 32, "LONG_RUN": 8192},
+        "of the last axis": {"BAND": 32}, "of the result's last axis": {"BAND": 32},
+        "of a run": {"SHORT_RUN": 32, "LONG_RUN": 8192},
         "summed": {"TL_SUM_LEAF": 16384, "TL_COLUMN_CHUNK": 128},
         "elements": {"PANEL": 1024, "TASK": 65536},
     },
