@@ -1,10 +1,13 @@
 """Optimisers under tlrt.torch.reproducible: each class of torch.optim, over lists of tensors, one by one and fused, with gradient
 clipping and scaling."""
 
+import inspect
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from tests import DEVICES
 
@@ -91,6 +94,32 @@ def test_fused_steps_are_right(kind: str, device: str) -> None:
         assert (mine.cpu().double() - theirs).abs().max() <= 2.0**-20 * theirs.abs().max()
     if kind == "SGD":
         assert equal(found, trained(kind, device, foreach=False))
+
+
+@st.composite
+def options_of(draw: st.DrawFn, kind: str) -> dict[str, Any]:
+    """The optimiser's switches, and its momentum, dampening and weight decay, each at 0 half of the time."""
+    known = inspect.signature(getattr(torch.optim, kind)).parameters
+    numbers = {
+        n: draw(st.sampled_from((0.0, 0.25, 0.0, 0.5))) for n in ("momentum", "dampening", "weight_decay") if n in known
+    }
+    names = ("nesterov", "amsgrad", "maximize", "centered", "decoupled_weight_decay")
+    return {**numbers, **{n: draw(st.booleans()) for n in names if n in known}}
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.filter_too_much])
+@given(data=st.data())
+def test_options_mean_what_they_mean_in_pytorch(kind: str, data: st.DataObject) -> None:
+    options = data.draw(options_of(kind))
+    forms = [{"foreach": False}, {"foreach": True}]
+    forms += [{"fused": True}] if "fused" in inspect.signature(getattr(torch.optim, kind)).parameters else []
+    try:
+        exact = trained(kind, dtype=torch.float64, block=False, foreach=False, **options)
+    except ValueError:  # options that PyTorch refuses together
+        assume(False)
+    for mine, theirs in zip(trained(kind, **data.draw(st.sampled_from(forms)), **options), exact, strict=True):
+        assert (mine.double() - theirs).abs().max() <= 2.0**-19 * theirs.abs().max()
 
 
 def test_narrow_weights_and_a_rate_that_is_a_tensor() -> None:
