@@ -183,6 +183,11 @@ def test_data_classes() -> None:
     assert np.array_equal(grid, np.rint(grid))
     uniform = fill(generator("u"), n, "uniform")
     assert uniform.min() >= 0 and uniform.max() < 1
+    for name in ("normal", "integers"):  # drawn by threads: the same again, no part twice, and another array after it
+        once, again = ([fill(rng, (2 * PART + 1,), name) for _ in range(2)] for rng in (generator("p"), generator("p")))
+        assert np.array_equal(once, again)
+        parts = [x[i : i + PART] for x in once for i in (0, PART)]
+        assert np.abs(np.corrcoef(parts) - np.eye(4)).max() < 0.01
     for _ in range(20):
         structured = fill(generator("t", _), (40, 50), "structured")
         assert np.array_equal(structured * 64, np.rint(structured * 64))

@@ -20,6 +20,9 @@ grid          multiples of 2^-6 in [-2, 2]: small combinations of them are exact
 """
 
 import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -55,6 +58,28 @@ def generator(*key: object) -> np.random.Generator:
     digest = hashlib.blake2b("|".join(map(str, key)).encode(), digest_size=16).digest()
     seed: Any = _Key(digest)  # NumPy's annotations know no seed sequence but its own
     return np.random.Generator(np.random.Philox(seed))
+
+
+#: numbers that are drawn by one thread
+PART = 1 << 22
+
+
+def _in_parts(rng: np.random.Generator, n: int, draw: Callable[[np.random.Generator, int], np.ndarray]) -> np.ndarray:
+    """What `draw` makes n of: more than PART by threads, each part from a place of its own in the generator's sequence."""
+    source = rng.bit_generator
+    if n <= PART or not isinstance(source, np.random.Philox):
+        return draw(rng, n)
+    x = np.empty(n, np.float32)
+
+    def fill_part(i: int) -> None:
+        part = x[i * PART : (i + 1) * PART]
+        part[...] = draw(np.random.Generator(source.jumped(i + 1)), part.size)
+
+    count = -(-n // PART)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(fill_part, range(count)))
+    source.state = source.jumped(count + 1).state
+    return x
 
 
 _SPECIALS = np.array(
@@ -104,7 +129,7 @@ def fill(
     """
     n = int(np.prod(shape, dtype=np.int64))
     if data == "normal":
-        x = rng.standard_normal(n, dtype=np.float32)
+        x = _in_parts(rng, n, lambda own, count: own.standard_normal(count, dtype=np.float32))
     elif data == "uniform":
         x = rng.random(n, dtype=np.float32)
     elif data == "wide":
@@ -125,7 +150,9 @@ def fill(
         if n:
             x[ties] = x[rng.integers(0, n, size=int(ties.sum()))]
     elif data == "integers":
-        x = rng.integers(-span, span, size=n, endpoint=True).astype(np.float32)
+        x = _in_parts(
+            rng, n, lambda own, count: own.integers(-span, span, size=count, endpoint=True).astype(np.float32)
+        )
     elif data == "huge":
         rows = shape[0] if len(shape) > 1 else 1
         powers = np.repeat(rng.integers(96, 128, size=rows), n // max(rows, 1))
