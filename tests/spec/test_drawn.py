@@ -15,6 +15,7 @@ from tlspec.bounds import COLUMN_CHAINS, COLUMN_CHUNK, FREE
 from tlspec.compare import compare
 from tlspec.draw import cases as drawn
 from tlspec.draw.cases import Case, Draw, build_case, data_classes, draw_case, draw_cases, fill, generator
+from tlspec.draw.data import PART
 from tlspec.registry import Op
 
 
