@@ -23,10 +23,16 @@ class Training:
     `at` says, and may change it."""
 
     def __init__(
-        self, path: Path, kind: str = "eager", plant: Callable[..., None] | None = None, **options: Any
+        self,
+        path: Path,
+        kind: str = "eager",
+        plant: Callable[..., None] | None = None,
+        refills: bool = False,
+        **options: Any,
     ) -> None:
         self.path, self.kind, self.plant, self.options = path, kind, plant, options
         self.total, self.first = STEPS, 0
+        self.refills = refills  # whether a batch is written into the arrays of the one before
 
     def __call__(self, s: Session) -> None:
         layer = nn.Linear(s, 6, 3, name="layer")
@@ -37,6 +43,7 @@ class Training:
         else:
             optimizer = optim.AdamW([layer.weight, layer.bias, scale], lr=0.1)
         captured: Any = None
+        arrays = np.empty((5, 6), np.float32), np.empty(5, np.int64)
 
         def work(x: Any, labels: Any) -> Any:
             loss = s.cross_entropy(s.dropout(layer(s.const(x)), 0.2).tanh() * scale, labels)
@@ -48,6 +55,9 @@ class Training:
             for k in run.steps(self.total, self.first):
                 rng = np.random.default_rng(k)
                 x, labels = rng.standard_normal((5, 6)).astype(np.float32), rng.integers(0, 3, 5)
+                if self.refills:
+                    arrays[0][...], arrays[1][...] = x, labels
+                    x, labels = arrays
                 optimizer.lr = 0.1 / (1 + k)
                 if self.plant is not None:
                     self.plant(k, s, optimizer, x, labels)
@@ -65,7 +75,7 @@ def train(
     path: Path, kind: str = "eager", plant: Any = None, *, seed: int = 3, device: str = "cpu", **options: Any
 ) -> None:
     with Session(device, seed=seed, math="reproducible") as s:
-        Training(path, kind, plant, **options)(s)
+        Training(path, kind, plant, refills=True, **options)(s)
 
 
 def check(path: Path, kind: str = "eager", plant: Any = None, **options: Any) -> Report:

@@ -1,9 +1,13 @@
 """Captured steps and optimisers: states loaded between captures, buffers an optimiser makes, hyperparameters it assigns."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from numpy.testing import assert_raises_regex
 
 import tlrt
@@ -65,6 +69,48 @@ def test_what_became_invalid_is_refused_at_a_replay(dev: tlrt.Device) -> None:
         again(X[0])
         assert optimizer.steps == 2 and w.numpy().tolist() != before
         optimizer.close()
+
+
+NUMBERS = st.sampled_from((0.0, 0.25, 0.0, 0.5))
+
+
+def hyperparameters(names: Sequence[str], made: dict[str, Any] | None = None) -> st.SearchStrategy[dict[str, Any]]:
+    """Values that PyTorch takes, half of them 0; for an optimiser that was `made` with some, those that it can have later."""
+    values: dict[str, Any] = dict.fromkeys(names, NUMBERS)
+    values |= {"eps": st.sampled_from((1e-8, 0.5)), "nesterov": st.just(False), "centered": st.booleans()}
+    if made is not None and "momentum" in made:
+        values["momentum"] = st.sampled_from((0.25, 0.5)) if made["momentum"] else st.just(0.0)
+        values["nesterov"] = st.booleans() if made["momentum"] else st.just(False)
+        values["centered"] = st.just(made.get("centered"))
+    return st.fixed_dictionaries({name: values[name] for name in names})
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Lion])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_replays_read_hyperparameters_anew(dev: tlrt.Device, kind: Any, data: st.DataObject) -> None:
+    """Each of them is set before the capture and before every replay."""
+    first = data.draw(hyperparameters(kind.hyper))
+    plan = [first, *data.draw(st.lists(hyperparameters(kind.hyper, first), min_size=2, max_size=3))]
+
+    def run(captured: bool) -> list[bytes]:
+        with Session(dev) as s:
+            w = s.param([1.0, 2.0, 3.0], "w")
+            optimizer = kind([w], **first)
+            call = step = functools.partial(minimise_square, optimizer)
+            for k, values in enumerate(plan):
+                for name, value in values.items():
+                    setattr(optimizer, name, value)
+                if captured and not k:
+                    call = s.capture(step, X[0])
+                else:
+                    call(X[0])
+                    s.reset()
+            found = [w.numpy().tobytes(), *(a.tobytes() for a in optimizer.state()[1].values())]
+            optimizer.close()
+            return found
+
+    assert run(True) == run(False)
 
 
 class Assigning(optim.Optimizer):

@@ -26,8 +26,12 @@ from tlrt import _foreign, checkpoint, errors, optim
 from tlrt.spec import SpecDevice
 
 ROWS, WIDTHS = 5, (3, 4, 2)
+#: in place of the first weights, where the loss does not reach them
+FIXED = np.eye(*WIDTHS[:2], dtype=np.float32)
 BATCHES = st.integers(0, 2**16)
 PHASES = (Phase.generate, Phase.shrink)
+#: whether the loss reaches the last weights alone, and whether gradients are added to those before
+HOW = st.tuples(st.booleans(), st.booleans())
 MATH = st.sampled_from(["fast", "reproducible"])
 
 
@@ -105,15 +109,16 @@ class Plain:
         made.weights, made.moments = list(self.weights), list(self.moments)
         return made
 
-    def stepped(self, x: np.ndarray, t: np.ndarray) -> tuple["Plain", float]:
-        """What follows from a step, and its loss. Raises Inexact."""
+    def stepped(self, x: np.ndarray, t: np.ndarray, partly: bool) -> tuple["Plain", float]:
+        """What follows from a step, and its loss, which `partly` reaches the last weights alone. Raises Inexact."""
         new, (first, second) = self.copy(), self.weights
-        hidden = np.maximum(product(x, first), 0)
+        hidden = x @ FIXED if partly else np.maximum(product(x, first), 0)
         terms = exact(product(hidden, second) * t)
         loss = product(terms.reshape(1, -1), np.ones(terms.size))
-        back = product(t, second.T) * (hidden > 0)
-        gradients = [product(x.T, back), product(hidden.T, t)]
+        gradients = [None if partly else product(x.T, product(t, second.T) * (hidden > 0)), product(hidden.T, t)]
         for i, (w, g, m) in enumerate(zip(self.weights, gradients, self.moments, strict=True)):
+            if g is None:
+                continue
             moved = g
             if self.kind == "momentum":
                 new.moments[i] = moved = exact(exact(m / 2) + g)
@@ -131,6 +136,7 @@ class Features(RuleBasedStateMachine):
 
     device_name = "cpu"
     session: Any = None
+    how = False, False
 
     @initialize(kind=st.sampled_from(list(OPTIMISERS)), seed=BATCHES)
     def begin(self, kind: str, seed: int) -> None:
@@ -149,10 +155,10 @@ class Features(RuleBasedStateMachine):
         self.optimizer: Any = OPTIMISERS[kind](self.parameters, self.plain.lr)
 
     def step(self, x: Any, t: Any) -> Any:
-        s, (first, second) = self.session, self.parameters
-        y = s.matmul(s.relu(s.matmul(s.const(x), first)), second)
-        loss = s.reduce_sum(s.mul(y, s.const(t)))
-        s.backward(loss)
+        s, (first, second), (partly, accumulate) = self.session, self.parameters, self.how
+        hidden = s.matmul(s.const(x), s.const(FIXED)) if partly else s.relu(s.matmul(s.const(x), first))
+        loss = s.reduce_sum(s.mul(s.matmul(hidden, second), s.const(t)))
+        s.backward(loss, accumulate=accumulate)
         self.optimizer.step()
         return loss
 
@@ -160,15 +166,17 @@ class Features(RuleBasedStateMachine):
         """The plain model's step, from the start again where this one needs more bits."""
         given = batch(seed)
         try:
-            self.plain, loss = self.plain.stepped(*given)
+            self.plain, loss = self.plain.stepped(*given, self.how[0])
         except Inexact:
             self.open(self.plain.kind, seed)
-            self.plain, loss = self.plain.stepped(*given)
+            self.plain, loss = self.plain.stepped(*given, self.how[0])
         return given, loss
 
-    @rule(seed=BATCHES)
-    def train(self, seed: int) -> None:
+    @rule(seed=BATCHES, how=HOW)
+    def train(self, seed: int, how: tuple[bool, bool]) -> None:
         """A step, replayed where one is captured; a mode that has changed since is refused, and the step made again."""
+        if self.captured is None:
+            self.how = how
         given, loss = self.advance(seed)
         if self.captured is not None and self.math != getattr(self.device, "math", ""):
             with pytest.raises(errors.CaptureError):
@@ -180,17 +188,18 @@ class Features(RuleBasedStateMachine):
         if self.captured is None:
             self.session.reset()
 
-    @rule(seed=BATCHES)
-    def capture(self, seed: int) -> None:
+    @rule(seed=BATCHES, how=HOW)
+    def capture(self, seed: int, how: tuple[bool, bool]) -> None:
         if self.captured is not None:
             self.captured.close()
+        self.how = how
         given, _ = self.advance(seed)  # which may begin anew
         self.captured, self.math = self.session.capture(self.step, *given), getattr(self.device, "math", "")
 
-    @rule(seed=BATCHES)
-    def train_in_a_thread(self, seed: int) -> None:
+    @rule(seed=BATCHES, how=HOW)
+    def train_in_a_thread(self, seed: int, how: tuple[bool, bool]) -> None:
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(self.train, seed).result()
+            pool.submit(self.train, seed, how).result()
 
     @precondition(lambda self: self.device_name != "spec")
     @rule(math=MATH)
@@ -202,7 +211,7 @@ class Features(RuleBasedStateMachine):
     def set_threads(self, count: int) -> None:
         tlrt.set_threads(count)
 
-    @rule(lr=st.sampled_from([0.125, 0.25, 0.5]))
+    @rule(lr=st.sampled_from([0.0, 0.125, 0.25, 0.5]))
     def rate(self, lr: float) -> None:
         self.optimizer.lr = self.plain.lr = lr
 
