@@ -271,7 +271,7 @@ PATHS: list[dict[str, Any]] = [
     {"batch": 1, "n": 300, "d": 60, "mask_mode": 3, "scale": 1.5, "mask": None},
     {"batch": 1, "n": 300, "d": 84, "mask_mode": 3, "scale": 1.5, "mask": None},
     {"batch": 2, "n": 230, "d": 168, "mask_mode": 2, "scale": 0.08, "mask": lambda rng: _draw_mask(rng, 2, 230)},
-    {"batch": 67, "n": 5, "d": 2, "mask_mode": 0, "scale": 16.0, "mask": None},
+    {"batch": 4000, "n": 3, "d": 2, "mask_mode": 0, "scale": 8.0, "mask": None},
     {"batch": 1, "n": 140, "d": 13, "mask_mode": 3, "scale": 0.3, "mask": None},
     {"batch": 2, "n": 130, "d": 260, "mask_mode": 0, "scale": 0.06, "mask": None},
     {"batch": 1, "n": 197, "d": 201, "mask_mode": 3, "scale": 0.07, "mask": None},
