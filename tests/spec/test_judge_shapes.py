@@ -8,10 +8,12 @@ import pytest
 
 from tlspec import registry
 from tlspec.__main__ import main
-from tlspec.draw.cases import shape_case
+from tlspec.case import shape_of
+from tlspec.draw.cases import draw_case, shape_case
 from tlspec.judge import check
 from tlspec.judge.blocks import blocks_of
 from tlspec.judge.recorded import dimensions, recorded
+from tlspec.references import references
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 NONE = {"small": 0, "medium": 0, "edges": 0, "large": 0}
@@ -53,6 +55,18 @@ def test_the_sample_has_tiles_rows_and_columns_and_both_ends() -> None:
     for part, (place,) in blocks_of(case):
         whole = case.inputs["A"][place[0]].astype(np.float64) @ case.inputs["B"][:, place[1]]
         assert np.allclose(part.wide["A"] @ part.wide["B"], whole)
+
+
+@pytest.mark.parametrize("op", [*registry.ops(), *references()], ids=lambda op: op.name)
+def test_arrays_have_the_lengths_that_are_given(op: registry.Op) -> None:
+    if op.signature.lists or op.signature.elementwise:
+        pytest.skip("its arrays have one length, or those of a list")
+    for seed in range(4):
+        drawn = draw_case(op, seed, None, "small").values
+        case = shape_case(op, "forward", drawn | {"mask_mode": 0} if "mask_mode" in drawn else drawn, seed=seed + 1)
+        for a in op.signature.inputs:
+            x = case.inputs[a.name]
+            assert x is None or x.shape == shape_of(a, case.values), a.name
 
 
 def test_the_judge_takes_little_memory_beside_the_kernel() -> None:

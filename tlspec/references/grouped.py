@@ -20,13 +20,13 @@ def _draw(d):
         "rows": d.dim(),
         "k": d.dim(),
         "n": d.dim(),
-        "ends": lambda rows: ends_of(d, rows, groups),
+        "ends": lambda rows, groups: ends_of(d, rows, groups),
     }
 
 
 @op("x[rows, k], w[groups, k, n], ends: u32[groups] -> out[rows, n]",
     bound=analysed(), no_vjp=WHY, draw=_draw, work=lambda rows, k, n: rows * k * n,
-    checks=[check("ends", "groups > 0 and ends[-1] == rows and (ends[:-1] <= ends[1:]).all()")],
+    checks=[check("ends", "groups > 0 and ends[-1] == rows and False not in (ends[:-1] <= ends[1:])")],
     source="torch.nn.functional.grouped_mm, whose offsets are `ends`; Gale et al., MegaBlocks, arXiv:2211.15841")  # fmt: skip
 def grouped_matmul(x, w, ends):
     """A product of matrices for each group of consecutive rows.
@@ -54,7 +54,7 @@ def grouped_matmul(x, w, ends):
 def _draw_topk(d):
     experts = d.choice([1, 2, 4, 8])
     return {"experts": experts, "chosen": d.integer(1, experts), "tokens": d.dim(), "k": d.dim(0, 257), "n": d.dim(0, 257),
-            "expert": lambda tokens, chosen: d.indices(tokens * chosen, experts).reshape(tokens, chosen)}  # fmt: skip
+            "expert": lambda tokens, chosen, experts: d.indices(tokens * chosen, experts).reshape(tokens, chosen)}  # fmt: skip
 
 
 @op("x[tokens, k], w[experts, k, n], weight[tokens, chosen], expert: u32[tokens, chosen] -> out[tokens, n]",

@@ -71,19 +71,19 @@ def _product_of_scales(a, b, a_scale, b_scale):
 
 
 def _draw_fp8(d):
-    m, n, blocks = d.dim(0, 257), d.dim(0, 257), d.choice([1, 1, 2, 3])
-    rows = -(-n // BLOCK)
+    m, blocks = d.dim(0, 257), d.choice([1, 1, 2, 3])
+    n = d.choice(
+        [d.dim(0, 257), d.integer(BLOCK + 1, 2 * BLOCK)]
+    )  # half of the draws have several blocks, the last in part
 
-    def numbers(count):
-        return (
-            FORMATS["float8_e4m3fn"]
-            .encode(np.clip(d.rng.standard_normal((count, blocks * BLOCK)) * 96, -448, 448))
-            .astype(np.uint32)
-        )
+    def numbers(rows, k):
+        x = np.clip(d.rng.standard_normal((rows, k)) * 96, -448, 448)
+        return FORMATS["float8_e4m3fn"].encode(x).astype(np.uint32)
 
-    return {"m": m, "n": n, "k": blocks * BLOCK, "k_blocks": blocks, "n_blocks": rows, "a": lambda: numbers(m),
-        "b": lambda: numbers(n),
-            "a_scale": lambda: _scales(d, (m, blocks)), "b_scale": lambda: _scales(d, (rows, blocks))}  # fmt: skip
+    return {"m": m, "n": n, "k": blocks * BLOCK, "k_blocks": blocks, "n_blocks": -(-n // BLOCK),
+            "a": lambda m, k: numbers(m, k), "b": lambda n, k: numbers(n, k),
+            "a_scale": lambda m, k_blocks: _scales(d, (m, k_blocks)),
+            "b_scale": lambda n_blocks, k_blocks: _scales(d, (n_blocks, k_blocks))}  # fmt: skip
 
 
 def _scaled(a, b, a_scale, b_scale, total):
