@@ -303,6 +303,26 @@ def test_dimensions_that_are_right_in_32_bits(entry: tuple[Op, str], runtime: Ru
     call.refused(errors.SizeOverflowError)
 
 
+@pytest.mark.only(
+    where=lambda row, which: has_kernel(row, which) and any(p.kind in ("u32", "dims") for p in row.signature.params)
+)
+def test_parameters_that_are_right_in_32_bits(entry: tuple[Op, str], runtime: Runtime) -> None:
+    """A parameter grows by 2^31, so that its product with an even number is the same in 32 bits."""
+    row, which = entry
+    names = [p.name for p in row.signature.params if p.kind in ("u32", "dims")]
+    for case in (draw_case(row, seed, None, "small", which) for seed in range(12)):
+        call = Call(case, runtime)
+        for name in names:
+            right = case.values[name]
+            grown = [right + 2**31] if isinstance(right, int) else []
+            if isinstance(right, list):
+                grown = [[n + 2**31 * (i == j) for j, n in enumerate(right)] for i in range(len(right))]
+            for value in grown:
+                call.values = {**case.values, name: value}
+                if refused_by(row, {**case.arguments, **call.values}) is not None:
+                    call.refused(errors.TorchleanError, got=False)
+
+
 def test_most_entry_points_have_dimensions_that_wrap() -> None:
     """A length of more than one factor can be right in 32 bits and wrong in more, unless all other lengths pin the factors."""
 

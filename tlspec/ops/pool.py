@@ -67,7 +67,7 @@ def _draw(d, rank=None):
     rank = d.rank(1, 8) if rank is None else rank
     sizes = [1, 2, 2, 3, 3, 4, 5, 7] if rank <= 3 else [1, 2, 2, 3]
     kernel = [d.choice(sizes) for _ in range(rank)]
-    stride = [d.choice([1, 1, 2, 2, 3, k]) for k in kernel]
+    stride = [d.choice([1, 1, 2, 2, 3, k, k + 2]) for k in kernel]
     padding = [d.choice([0, k // 2, d.integer(0, k // 2)]) for k in kernel]
     while math.prod(kernel) > 400:
         kernel[kernel.index(max(kernel))] = 1
@@ -135,6 +135,8 @@ CLASSES: Classes = {
     and len(spatial) > 1 and _width(spatial, kernel, stride, padding) < 64 and math.prod(spatial) > 4096,
     "few channels of tiny rows": lambda channels, spatial, kernel, stride, padding: 1 < channels < 4
     and _width(spatial, kernel, stride, padding) < 8,
+    "an axis whose only window is of padding alone": lambda spatial, kernel, stride, padding: any(
+        (n + 2 * p - k) // s == 0 and p >= k for n, k, s, p in zip(spatial, kernel, stride, padding, strict=True)),
     "cells that no window meets": lambda spatial, kernel, stride, padding: any(
         (n + 2 * p - k) % s > p for n, k, s, p in zip(spatial, kernel, stride, padding, strict=True)),
 }  # fmt: skip
