@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from tlspec import norm_errors, registry
-from tlspec.bounds import LAMBDA, TINY, U, factor, spacing
+from tlspec.bounds import LAMBDA, TINY, U, factor, spacing, tree_height
 from tlspec.case import Case, spec_inputs
 from tlspec.draw.cases import data_classes, draw_case
+from tlspec.formats import FORMATS
+from tlspec.judge.trial import _tracked_results
 from tlspec.ops import scan, spectral
 from tlspec.ops.optim import Run
 from tlspec.registry import Op
+from tlspec.running.model import Model
 
 VALUES = np.array([0.0, 1.0, -1.0, 0.5, -3.0, 1e-20, 1e10, 7.0])
 
@@ -311,6 +314,30 @@ def test_bounds_grow_with_every_source_of_error(entry: tuple[Op, str], monkeypat
                 for out, before, nothing in zip(case.real[0], plain, none, strict=True):
                     size = 1 + np.abs(out[np.isfinite(out)]).max(initial=0)  # 2^-28 is a bias correction's own
                     assert np.all((nothing <= before / 15 + 1e-12 * size) | ~np.isfinite(out) | np.isnan(nothing))
+
+
+#: families whose sums are of any order
+ANY_ORDER = ("linalg", "conv", "pool", "attention")
+#: families that are analysed at large sizes too, where others take long
+LARGE = ("linalg", "conv", "loss", "reduce")
+
+
+def summed(row: Op, which: str) -> bool:
+    return row.bound_of(which).kind in ("tree", "custom") and not row.signature.lists
+
+
+@pytest.mark.only(where=summed)
+def test_bounds_are_near_those_of_the_analysis(entry: tuple[Op, str]) -> None:
+    """Running error analysis of the reference finds much the same by another way: for most elements at least an eighth."""
+    row, which = entry
+    model = Model() if row.family in ANY_ORDER else Model(height=tree_height)
+    for size in ("medium", *(["large"] if row.family in LARGE else [])):
+        case = draw_case(row, 0, "normal", size, which)
+        with np.errstate(all="ignore"):
+            found = _tracked_results(case, FORMATS["float32"], model, None).tolerances
+        for own, other in zip(case.expected.tolerances, found, strict=True):
+            told = np.isfinite(own) & np.isfinite(other) & (other > 2.0**-126)
+            assert not told.any() or np.median(own[told] / other[told]) <= 8, size
 
 
 @pytest.mark.only(where=lambda row, which: row.in_math("reproducible") is not row)
