@@ -5,6 +5,8 @@ import importlib.util
 import itertools
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,17 +24,16 @@ HAS_ML_DTYPES = importlib.util.find_spec("ml_dtypes") is not None
 
 
 @pytest.fixture(params=["numpy", "torch", "torch:cuda", "cupy", "jax"])
-def library(request: pytest.FixtureRequest) -> Arrays:
+def library(request: pytest.FixtureRequest) -> Iterator[Arrays]:
     name = request.param.partition(":")[0]
     module = pytest.importorskip(name)
-    if name == "jax":
-        module.config.update("jax_enable_x64", True)
-    try:
-        found = arrays.get(request.param)
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    assert found.name == request.param and arrays.get(found) is found
-    return found
+    with module.enable_x64(True) if name == "jax" else nullcontext():
+        try:
+            found = arrays.get(request.param)
+        except RuntimeError as error:
+            pytest.skip(str(error))
+        assert found.name == request.param and arrays.get(found) is found
+        yield found
 
 
 @pytest.fixture
