@@ -33,7 +33,7 @@ TL_INLINE tl_vec tl_vec_zero(void) { return _mm256_setzero_ps(); }
 #else
 
 enum { TL_LANES = 4, TL_PANEL = 4 };
-typedef float tl_vec __attribute__((vector_size(16)));
+typedef float tl_vec __attribute__((vector_size(16), may_alias));
 TL_INLINE tl_vec tl_vec_load(const float *p)
 {
     tl_vec v;

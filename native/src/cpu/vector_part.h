@@ -1,4 +1,4 @@
-/* Stores of the first lanes of a variant's float vector. */
+/* Loads and stores of the first lanes of a variant's float vector. */
 #pragma once
 
 #include <stdint.h>
@@ -10,13 +10,22 @@
 
 #include "formula/base.h"
 
-/* The first n lanes of v to p, 1 <= n <= all of them. */
+/* tl_store_first: the first n lanes of v to p, 1 <= n <= all of them. tl_load_first: the first n >= 0, the others being 0. */
 #if defined(__AVX512F__)
+static inline __attribute__((always_inline)) __m512 tl_load_first(const float *p, int64_t n)
+{
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+}
 static inline __attribute__((always_inline)) void tl_store_first(float *p, __m512 v, int64_t n)
 {
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v);
 }
 #elif defined(__AVX2__)
+static inline __attribute__((always_inline)) __m256 tl_load_first(const float *p, int64_t n)
+{
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_maskload_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane));
+}
 /* In halves: with AVX2 a store under a mask takes some processors as long as twelve others, even that of a whole vector. */
 static inline __attribute__((always_inline)) void tl_store_first(float *p, __m256 v, int64_t n)
 {
@@ -38,7 +47,13 @@ static inline __attribute__((always_inline)) void tl_store_first(float *p, __m25
     if (n & 1) _mm_store_ss(p, part);
 }
 #else
-typedef float tl_four __attribute__((vector_size(16)));
+typedef float tl_four __attribute__((vector_size(16), may_alias));
+static inline __attribute__((always_inline)) tl_four tl_load_first(const float *p, int64_t n)
+{
+    tl_four v = {0};
+    memcpy(&v, p, (size_t)n * sizeof *p);
+    return v;
+}
 static inline __attribute__((always_inline)) void tl_store_first(float *p, tl_four v, int64_t n)
 {
     memcpy(p, &v, (size_t)n * sizeof *p);

@@ -12,7 +12,7 @@
  * offsets of large kernels some at a time (cuda/conv/conv.cuh). */
 #pragma once
 
-#include "base.h"
+#include "integer.h"
 
 enum { TL_CONV_RANK = 8 };
 
@@ -88,14 +88,9 @@ TL_HD tl_conv_gather tl_conv_correlate(const tl_conv_shape *s)
  * without their common factor. */
 TL_HD int64_t tl_conv_period(const tl_conv_shape *s, int32_t d, int64_t *positions)
 {
-    int64_t a = s->stride[d], b = s->dilation[d];
-    while (b) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    *positions = s->dilation[d] / a;
-    return s->stride[d] / a;
+    const int64_t common = tl_gcd(s->stride[d], s->dilation[d]);
+    *positions = s->dilation[d] / common;
+    return s->stride[d] / common;
 }
 
 /* The residues of kernel offsets along one axis, a phase each. */

@@ -75,10 +75,9 @@ typedef struct tl_roots {
 #define TL_OPAQUE(x) ((void)0)
 #endif
 
-/* Root k from two tables of about sqrt(n) roots each, coarse (k >> shift) and fine (the rest). */
-TL_HD void tl_root_at(const tl_roots *t, uint64_t k, double *c, double *s)
+/* c + i·s = (a[0] + i·a[1])·(b[0] + i·b[1]). */
+TL_HD void tl_root_product(const double *a, const double *b, double *c, double *s)
 {
-    const double *a = t->coarse + 2 * (k >> t->shift), *b = t->fine + 2 * (k & ((UINT64_C(1) << t->shift) - 1));
     double rr = a[0] * b[0], ii = a[1] * b[1], ri = a[0] * b[1], ir = a[1] * b[0];
     TL_OPAQUE(rr);
     TL_OPAQUE(ii);
@@ -86,4 +85,10 @@ TL_HD void tl_root_at(const tl_roots *t, uint64_t k, double *c, double *s)
     TL_OPAQUE(ir);
     *c = rr - ii;
     *s = ri + ir;
+}
+
+/* Root k from two tables of about sqrt(n) roots each, coarse (k >> shift) and fine (the rest). */
+TL_HD void tl_root_at(const tl_roots *t, uint64_t k, double *c, double *s)
+{
+    tl_root_product(t->coarse + 2 * (k >> t->shift), t->fine + 2 * (k & ((UINT64_C(1) << t->shift) - 1)), c, s);
 }

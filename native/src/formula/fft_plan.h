@@ -22,7 +22,7 @@ typedef struct tl_fft {
     float *real;    /* e^(-2·pi·i·k/(2n)), k <= n/2: what splits a packed real transform; not of parts of a plan */
     struct tl_fft *first, *second; /* four-step: columns and rows; Bluestein: first is the convolution's transform */
     float *chirp, *kernel;         /* Bluestein: e^(-i·pi·t²/n), and the transform of its conjugate over m */
-    tl_roots roots;                /* of n (four-step), or of 2n (TL_FFT_ROOTS) */
+    tl_roots roots;                /* of n (not Bluestein), or of 2n (TL_FFT_ROOTS) */
     /* four-step: e^(-2·pi·i·k1·l/n), k1 < n1, l < TL_FFT_COLUMNS: the cosines, then the sines */
     double *lane_roots;
     float *turns; /* four-step, not of the longest: the roots by which columns are turned, as the CPU reads them */

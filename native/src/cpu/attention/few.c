@@ -4,8 +4,8 @@
  * chains over the weights, over the keys of a result; maxima and factors are renewed after the same keys. */
 #include "cpu/attention/few.h"
 #include "cpu/attention/tiles.h"
-#include "cpu/conv/lanes.h"
 #include "cpu/linalg/gemm.h"
+#include "cpu/vector_part.h"
 
 enum { FEW_QUERIES = 4, MANY_KEYS = 16 };
 
@@ -22,19 +22,18 @@ typedef struct row_softmax {
 
 /* sum[r] = sum[r] · factor + sum over j of s[r][j] · x[j], for `lanes` elements of the values x, at most two vectors.
  * */
-INLINE void add_values(const int R, int64_t keys, const float *x, int64_t v, int64_t lanes, const float *s,
-                       const row_softmax *rows, float *sums, int64_t width)
+TL_INLINE void add_values(const int R, int64_t keys, const float *x, int64_t v, int64_t lanes, const float *s,
+                          const row_softmax *rows, float *sums, int64_t width)
 {
     tl_vec sum[FEW_QUERIES][2];
-    const lane_mask low = lanes_between(0, tl_imin(lanes, TL_LANES));
-    const lane_mask high = lanes_between(0, tl_imin(tl_imax(lanes - TL_LANES, 0), TL_LANES));
+    const int64_t low = tl_imin(lanes, TL_LANES), high = tl_imin(tl_imax(lanes - TL_LANES, 0), TL_LANES);
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
         sum[r][0] = tl_vec_load(sums + r * width) * rows[r].factor;
         sum[r][1] = tl_vec_load(sums + r * width + TL_LANES) * rows[r].factor;
     }
     for (int64_t j = 0; j < keys; j++, x += v) {
-        const tl_vec left = read_lanes(x, low), right = read_lanes(x + TL_LANES, high);
+        const tl_vec left = tl_load_first(x, low), right = tl_load_first(x + TL_LANES, high);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             sum[r][0] = tl_vec_fma(s[r * TILE + j], left, sum[r][0]);

@@ -14,7 +14,6 @@
 #include "cpu/conv/weights.h"
 #include "cpu/linalg/gemm.h"
 #include "cpu/sum_tree.h"
-#include "formula/chain.h"
 #include "formula/integer.h"
 #include "generated/conv.h"
 
@@ -28,96 +27,43 @@ static void fill_bias(float *out, int64_t batch, int64_t channels, int64_t size,
     }
 }
 
-/* Groups of so few channels have chains as long as their sums. GATHERS: phases whose product is one, with its packed
- * weights. */
-enum { FEW_CHANNELS = 8, GATHERS = 8 };
-
-static int are_few(int64_t groups, int64_t channels, int64_t rows)
-{
-    return groups > 1 && channels <= FEW_CHANNELS && rows <= FEW_CHANNELS;
-}
-
 /* Whether every position reads its own cell alone, so that an image's target is the weights times its source as they are, and the
  * positions fill the vectors of that product. */
-static int is_plain(const tl_conv_shape *s, int64_t groups)
+static int is_plain(const conv_product *p)
 {
+    const tl_conv_shape *s = p->shape;
     const int64_t lanes = tl_ceil_div(s->out_size, TL_GEMM_LANES) * TL_GEMM_LANES;
-    return s->rank == 1 && groups == 1 && s->taps == 1 && s->stride[0] == 1 && s->padding[0] == 0 &&
+    return s->rank == 1 && p->groups == 1 && s->taps == 1 && s->stride[0] == 1 && s->padding[0] == 0 &&
            s->in_size == s->out_size && s->out_size >= TL_GEMM_NR && 4 * s->out_size >= 3 * lanes;
 }
 
 /* That product; its blocks of terms are those of conv/product.c. */
-static int32_t plain_product(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t channels, int64_t rows,
-                             const float *source, const float *w, int64_t row_stride, int64_t channel_stride,
-                             const float *bias, float *target)
+static int32_t plain_product(tl_context *ctx, const conv_product *p)
 {
-    tl_gemm_args g = {.batch = batch, .m = rows, .n = channels, .p = s->out_size, .bias = bias, .bias_of_rows = 1};
-    g.rsa = row_stride, g.csa = channel_stride;
-    g.rsb = g.ldc = s->out_size, g.csb = 1;
-    g.sb = channels * s->out_size, g.sc = rows * s->out_size;
-    return tl_gemm_f32(ctx, &g, w, source, target);
+    const int64_t n = p->shape->out_size;
+    tl_gemm_args g = {.batch = p->batch, .m = p->rows, .n = p->channels, .p = n, .bias = p->bias, .bias_rows = 1};
+    g.rsa = p->row_stride, g.csa = p->channel_stride;
+    g.rsb = g.rsc = n, g.csb = g.csc = 1;
+    g.sb = p->channels * n, g.sc = p->rows * n;
+    return tl_gemm_f32(ctx, &g, p->w, p->source, p->target);
 }
 
-/* target (batch, groups, rows, …) by the gathers `first` .. of a correlation or a spread from source (batch, groups,
- * channels, …). */
-static int32_t product(tl_context *ctx, const tl_conv_shape *s, int spreads, int64_t batch, int64_t groups,
-                       int64_t channels, int64_t rows, const float *source, const float *w, int64_t row_stride,
-                       int64_t channel_stride, const float *bias, float *target)
+/* small (batch, groups, rows, *out) from large (batch, groups, channels, *in), w (groups, rows, channels, *kernel); or, if it spreads,
+ * large (batch, groups, rows, *in) from small (batch, groups, channels, *out), w (groups, channels, rows, *kernel). */
+static int32_t convolve(tl_context *ctx, const tl_conv_shape *s, int spreads, int64_t batch, int64_t groups,
+                        int64_t channels, int64_t rows, const float *source, const float *w, const float *bias,
+                        float *target)
 {
-    const int64_t group_stride = rows * channels * s->taps, gathers = spreads ? tl_conv_phases(s) : 1;
-    const int reproducible = tl_is_reproducible(ctx), few = are_few(groups, channels, rows);
-    int32_t status = TORCHLEAN_OK;
-    if (!reproducible && is_plain(s, groups))
-        return plain_product(ctx, s, batch, channels, rows, source, w, row_stride, channel_stride, bias, target);
-    for (int64_t first = 0; first < gathers && !status; first += GATHERS) {
-        conv_view views[GATHERS];
-        const int64_t count = tl_imin(gathers - first, GATHERS);
-        for (int64_t i = 0; i < count; i++) {
-            const tl_conv_gather gather = spreads ? tl_conv_spread(s, first + i) : tl_conv_correlate(s);
-            const int64_t terms = channels * gather.taps_size;
-            views[i] = tl_conv_view(&gather, batch, groups, channels, rows, source);
-            views[i].segment = reproducible ? tl_chain_segment(terms) : few ? terms : TL_GEMM_KC;
-        }
-        status = (reproducible ? tl_conv_product_f64 : tl_conv_product_f32)(ctx, views, count, groups, w, group_stride,
-                                                                            row_stride, channel_stride, bias, target);
-    }
-    return status;
-}
-
-static int by_groups(tl_context *ctx, const tl_conv_shape *s, int spreads, int64_t batch, int64_t groups,
-                     int64_t channels, int64_t rows)
-{
-    return !tl_is_reproducible(ctx) && are_few(groups, channels, rows) &&
-           tl_conv_lanes_are_groups(s, spreads, batch, groups, channels, rows);
-}
-
-/* small (batch, groups, rows, *out) from large (batch, groups, channels, *in), w (groups, rows, channels, *kernel). */
-static int32_t correlate(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t groups, int64_t channels,
-                         int64_t rows, const float *large, const float *w, const float *bias, float *small)
-{
+    conv_product p = {s, spreads, batch, groups, channels, rows, channels * s->taps, s->taps, source, w, bias, target};
+    if (spreads) p.row_stride = s->taps, p.channel_stride = rows * s->taps;
     if (batch == 0 || rows == 0) return TORCHLEAN_OK;
-    if (channels == 0) {
-        fill_bias(small, batch, groups * rows, s->out_size, bias);
-        return TORCHLEAN_OK;
-    }
-    if (by_groups(ctx, s, 0, batch, groups, channels, rows))
-        return tl_conv_groups_product(ctx, s, 0, batch, groups, channels, rows, large, w, channels * s->taps, s->taps,
-                                      bias, small);
-    return product(ctx, s, 0, batch, groups, channels, rows, large, w, channels * s->taps, s->taps, bias, small);
-}
-
-/* large (batch, groups, rows, *in) from small (batch, groups, channels, *out), w (groups, channels, rows, *kernel), phase
- * by phase. */
-static int32_t spread(tl_context *ctx, const tl_conv_shape *s, int64_t batch, int64_t groups, int64_t channels,
-                      int64_t rows, const float *small, const float *w, const float *bias, float *large)
-{
-    if (batch == 0 || rows == 0) return TORCHLEAN_OK;
-    if (channels > 0 && by_groups(ctx, s, 1, batch, groups, channels, rows))
-        return tl_conv_groups_product(ctx, s, 1, batch, groups, channels, rows, small, w, s->taps, rows * s->taps, bias,
-                                      large);
-    if (channels == 0 || tl_conv_has_gaps(s)) fill_bias(large, batch, groups * rows, s->in_size, bias);
+    if (channels > 0 && !tl_is_reproducible(ctx) && tl_conv_lanes_are_groups(&p))
+        return tl_conv_groups_product(ctx, &p);
+    if (channels == 0 || (spreads && tl_conv_has_gaps(s)))
+        fill_bias(target, batch, groups * rows, spreads ? s->in_size : s->out_size, bias);
     if (channels == 0) return TORCHLEAN_OK;
-    return product(ctx, s, 1, batch, groups, channels, rows, small, w, s->taps, rows * s->taps, bias, large);
+    if (tl_is_reproducible(ctx)) return tl_conv_product_f64(ctx, &p);
+    return is_plain(&p) ? plain_product(ctx, &p) : tl_conv_product_f32(ctx, &p);
 }
 
 /* gw (groups, rows, channels, *kernel) from small (batch, groups, rows, *out) and large (batch, groups, channels, *in). */
@@ -132,7 +78,7 @@ static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, i
     const tl_conv_gather gather = tl_conv_correlate(s);
     const conv_view v = tl_conv_view(&gather, batch, groups, channels, rows, large);
     if (tl_is_reproducible(ctx)) return tl_conv_weights_reproducible(ctx, &v, groups, small, gw);
-    if (!are_few(groups, channels, rows)) return tl_conv_weights(ctx, &v, groups, small, gw);
+    if (!tl_conv_are_few(groups, channels, rows)) return tl_conv_weights(ctx, &v, groups, small, gw);
     return tl_conv_direct_weights(ctx, &v, groups, small, gw);
 }
 
@@ -150,11 +96,13 @@ static int32_t bias_sums(tl_context *ctx, const float *g, int64_t batch, int64_t
     return status;
 }
 
+/* The dilations and the output's padding where there are none. */
+static const tl_dims ONES = {TL_CONV_RANK, {1, 1, 1, 1, 1, 1, 1, 1}}, ZEROS = {TL_CONV_RANK, {0}};
+
 static tl_conv_shape shape_of(const tl_dims *large, const tl_dims *small, const tl_dims *kernel, const tl_dims *stride,
                               const tl_dims *dilation, const tl_dims *padding)
 {
-    return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d,
-                         dilation ? dilation->d : NULL);
+    return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d, dilation->d);
 }
 
 /* The gradients of conv, or of conv_transpose, whose x is the small array. */
@@ -163,7 +111,7 @@ static int32_t gradients(tl_context *ctx, const tl_conv_shape *s, int transposed
                          float *gx, float *gw, float *gb)
 {
     int32_t status = TORCHLEAN_OK;
-    if (gx) status = (transposed ? correlate : spread)(ctx, s, batch, groups, out_channels, in_channels, g, w, 0, gx);
+    if (gx) status = convolve(ctx, s, !transposed, batch, groups, out_channels, in_channels, g, w, NULL, gx);
     if (gw && !status)
         status = transposed ? weights(ctx, s, batch, groups, out_channels, in_channels, g, x, gw)
                             : weights(ctx, s, batch, groups, in_channels, out_channels, x, g, gw);
@@ -176,27 +124,24 @@ int32_t tl_cpu_conv(tl_context *ctx, const float *x, const float *w, const float
                     const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
                     const tl_dims *padding, float *out)
 {
-    const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, NULL, padding);
-    return correlate(ctx, &s, batch, 1, in_channels, out_channels, x, w, b, out);
+    return tl_cpu_conv_grouped(ctx, x, w, b, batch, 1, in_channels, spatial, out_channels, kernel, stride, &ONES,
+                               padding, padding, out);
 }
 
 int32_t tl_cpu_conv_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
                         int64_t in_channels, const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
                         const tl_dims *stride, const tl_dims *padding, float *gx, float *gw, float *gb)
 {
-    const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, NULL, padding);
-    return gradients(ctx, &s, 0, batch, 1, in_channels, out_channels, x, w, g, gx, gw, gb);
+    return tl_cpu_conv_grouped_bwd(ctx, x, w, g, batch, 1, in_channels, spatial, out_channels, kernel, stride, &ONES,
+                                   padding, padding, gx, gw, gb);
 }
 
 int32_t tl_cpu_conv_transpose(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
                               int64_t in_channels, const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
                               const tl_dims *stride, const tl_dims *padding, float *out)
 {
-    const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, NULL, padding);
-    return spread(ctx, &s, batch, 1, in_channels, out_channels, x, w, b, out);
+    return tl_cpu_conv_transpose_grouped(ctx, x, w, b, batch, 1, in_channels, spatial, out_channels, kernel, stride,
+                                         &ONES, padding, padding, &ZEROS, out);
 }
 
 int32_t tl_cpu_conv_transpose_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
@@ -204,9 +149,8 @@ int32_t tl_cpu_conv_transpose_bwd(tl_context *ctx, const float *x, const float *
                                   const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *gx,
                                   float *gw, float *gb)
 {
-    const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, NULL, padding);
-    return gradients(ctx, &s, 1, batch, 1, in_channels, out_channels, x, w, g, gx, gw, gb);
+    return tl_cpu_conv_transpose_grouped_bwd(ctx, x, w, g, batch, 1, in_channels, spatial, out_channels, kernel, stride,
+                                             &ONES, padding, padding, &ZEROS, gx, gw, gb);
 }
 
 int32_t tl_cpu_conv_grouped(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
@@ -216,7 +160,7 @@ int32_t tl_cpu_conv_grouped(tl_context *ctx, const float *x, const float *w, con
 {
     const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
     const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, dilation, padding_low);
-    return correlate(ctx, &s, batch, groups, in_channels, out_channels, x, w, b, out);
+    return convolve(ctx, &s, 0, batch, groups, in_channels, out_channels, x, w, b, out);
 }
 
 int32_t tl_cpu_conv_grouped_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
@@ -239,7 +183,7 @@ int32_t tl_cpu_conv_transpose_grouped(tl_context *ctx, const float *x, const flo
     const tl_dims size =
         tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
     const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, dilation, padding_low);
-    return spread(ctx, &s, batch, groups, in_channels, out_channels, x, w, b, out);
+    return convolve(ctx, &s, 1, batch, groups, in_channels, out_channels, x, w, b, out);
 }
 
 int32_t tl_cpu_conv_transpose_grouped_bwd(tl_context *ctx, const float *x, const float *w, const float *g,

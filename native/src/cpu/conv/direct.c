@@ -55,11 +55,11 @@ INLINE void add_products(const int T, const float *g, int64_t line, const float 
         if (i == n) continue;
 #pragma GCC unroll 4
         for (int u = 0; u < VECTORS; u++) {
-            const lane_mask mask = lanes_between(0, tl_imax(tl_imin(n - i - u * LANES, LANES), 0));
-            const tl_vec of_g = read_lanes(g + i + u * LANES, mask);
+            const int64_t lanes = tl_imax(tl_imin(n - i - u * LANES, LANES), 0);
+            const tl_vec of_g = tl_load_first(g + i + u * LANES, lanes);
 #pragma GCC unroll 9
             for (int t = 0; t < T; t++)
-                s[t][u] = fma_lanes(of_g, tl_vec_load(x + off[t] + i + u * LANES), s[t][u], mask);
+                s[t][u] = fma_each(of_g, tl_load_first(x + off[t] + i + u * LANES, lanes), s[t][u]);
         }
     }
 #pragma GCC unroll 9

@@ -38,9 +38,8 @@ typedef struct {
 } span;
 
 typedef struct {
-    const float *source, *w, *bias;
-    float *target;
-    int64_t batch, groups, channels, rows, taps, source_cells, target_cells, row_stride; /* cells of one group */
+    const conv_product *p;
+    int64_t source_cells, target_cells;                             /* of one group */
     int64_t chunks, images, sets, vectors, blocks, blocks_per_task; /* images of a vector, sets of so many */
     int64_t cells_apart, sums_apart, weights_apart;                 /* elements from vector to vector */
     const span *spans;
@@ -53,15 +52,15 @@ static int64_t whole(int64_t n) { return tl_ceil_div(n, LANES) * LANES; }
 /* Chunk k holds the groups first_group(k) .. first_group(k + 1) - 1. */
 static int64_t first_group(const job_t *job, int64_t k)
 {
-    return k * (job->groups / job->chunks) + tl_imin(k, job->groups % job->chunks);
+    return k * (job->p->groups / job->chunks) + tl_imin(k, job->p->groups % job->chunks);
 }
 
 /* The sums of V vectors, which have the same weights or weights of their own. */
 INLINE void add_terms(const int V, const int shared, const job_t *job, const float *w, const float *bias,
                       const float *x, float *sums)
 {
-    const int64_t target_size = job->target_cells / job->rows, bias_apart = job->rows * LANES;
-    for (int64_t r = 0; r < job->rows; r++, w += job->row_stride * LANES)
+    const int64_t target_size = job->target_cells / job->p->rows, bias_apart = job->p->rows * LANES;
+    for (int64_t r = 0; r < job->p->rows; r++, w += job->p->row_stride * LANES)
         for (int64_t e = 0; e < target_size; e++, sums += LANES) {
             const term *t = job->terms + job->spans[e].first;
             tl_vec sum[VECTORS], y = tl_vec_zero();
@@ -112,9 +111,9 @@ static int64_t planes_at(const job_t *job, int64_t block, int64_t u, int64_t *la
     *lanes = *chunk = 0;
     if (k >= job->chunks || set >= job->sets) return 0;
     *chunk = k;
-    const int64_t from = first_group(job, k), images = tl_imin(job->images, job->batch - set * job->images);
+    const int64_t from = first_group(job, k), images = tl_imin(job->images, job->p->batch - set * job->images);
     *lanes = images * (first_group(job, k + 1) - from);
-    return set * job->images * job->groups + from;
+    return set * job->images * job->p->groups + from;
 }
 
 static void multiply_blocks(void *arg, int64_t task, int32_t worker)
@@ -131,13 +130,14 @@ static void multiply_blocks(void *arg, int64_t task, int32_t worker)
             plane[V] = planes_at(job, block, V, &lanes[V], &chunk);
             if (lanes[V] == 0) break;
             if (V == 0) first = chunk;
-            tl_turn_in(cells + V * job->cells_apart, job->source + plane[V] * job->source_cells, job->source_cells,
+            tl_turn_in(cells + V * job->cells_apart, job->p->source + plane[V] * job->source_cells, job->source_cells,
                        lanes[V], job->source_cells);
         }
         add_functions[job->sets > 1][V - 1](job, job->weights + first * job->weights_apart,
-                                            job->bias ? job->biases + first * job->rows * LANES : NULL, cells, sums);
+                                            job->p->bias ? job->biases + first * job->p->rows * LANES : NULL, cells,
+                                            sums);
         for (int64_t u = 0; u < V; u++)
-            tl_turn_out(job->target + plane[u] * job->target_cells, sums + u * job->sums_apart, job->target_cells,
+            tl_turn_out(job->p->target + plane[u] * job->target_cells, sums + u * job->sums_apart, job->target_cells,
                         lanes[u], job->target_cells);
     }
 }
@@ -145,17 +145,17 @@ static void multiply_blocks(void *arg, int64_t task, int32_t worker)
 /* The weights and the bias of every chunk, images side by side where a vector has several. */
 static void turn_weights(const job_t *job)
 {
-    const int64_t cells = job->rows * job->channels * job->taps;
+    const int64_t cells = job->p->rows * job->p->channels * job->p->shape->taps;
     for (int64_t k = 0; k < job->chunks; k++) {
         const int64_t from = first_group(job, k), lanes = first_group(job, k + 1) - from;
-        float *to = job->weights + k * job->weights_apart, *bias = job->biases + k * job->rows * LANES;
-        tl_turn_in(to, job->w + from * cells, cells, lanes, cells);
+        float *to = job->weights + k * job->weights_apart, *bias = job->biases + k * job->p->rows * LANES;
+        tl_turn_in(to, job->p->w + from * cells, cells, lanes, cells);
         for (int64_t l = lanes; l < lanes * job->images; l++)
             for (int64_t i = 0; i < cells; i++)
                 to[i * LANES + l] = to[i * LANES + l - lanes];
-        for (int64_t i = 0; job->bias && i < job->rows * LANES; i++) {
+        for (int64_t i = 0; job->p->bias && i < job->p->rows * LANES; i++) {
             const int64_t l = i % LANES;
-            bias[i] = l < lanes * job->images ? job->bias[(from + l % lanes) * job->rows + i / LANES] : 0.0f;
+            bias[i] = l < lanes * job->images ? job->p->bias[(from + l % lanes) * job->p->rows + i / LANES] : 0.0f;
         }
     }
 }
@@ -218,23 +218,24 @@ static int32_t list_terms(const conv_view *v, const reach *reaches, int64_t chan
     return end;
 }
 
-int tl_conv_lanes_are_groups(const tl_conv_shape *s, int spread, int64_t batch, int64_t groups, int64_t channels,
-                             int64_t rows)
+int tl_conv_lanes_are_groups(const conv_product *p)
 {
-    const int64_t most = tl_imax(s->in_size, s->out_size), products = channels * rows;
-    const int64_t cells = spread && tl_conv_phases(s) > 1 ? SPREAD_CELLS : CELLS;
-    return (channels + rows) * most <= cells && (products == 1 || products * most <= PRODUCTS) &&
-           batch * groups >= FEWEST && most * s->taps * channels <= LISTED;
+    const tl_conv_shape *s = p->shape;
+    const int64_t most = tl_imax(s->in_size, s->out_size), products = p->channels * p->rows;
+    const int64_t cells = tl_conv_gathers(p) > 1 ? SPREAD_CELLS : CELLS;
+    return tl_conv_are_few(p->groups, p->channels, p->rows) && (p->channels + p->rows) * most <= cells &&
+           (products == 1 || products * most <= PRODUCTS) && p->batch * p->groups >= FEWEST &&
+           most * s->taps * p->channels <= LISTED;
 }
 
-int32_t tl_conv_groups_product(tl_context *ctx, const tl_conv_shape *s, int spread, int64_t batch, int64_t groups,
-                               int64_t channels, int64_t rows, const float *source, const float *w, int64_t row_stride,
-                               int64_t channel_stride, const float *bias, float *target)
+int32_t tl_conv_groups_product(tl_context *ctx, const conv_product *p)
 {
-    const int64_t source_size = spread ? s->out_size : s->in_size, target_size = spread ? s->in_size : s->out_size;
-    const int64_t weights = rows * channels * s->taps, phases = spread ? tl_conv_phases(s) : 1;
-    job_t job = {.source = source, .w = w, .bias = bias, .target = target, .batch = batch, .groups = groups};
-    job.channels = channels, job.rows = rows, job.taps = s->taps, job.row_stride = row_stride;
+    const tl_conv_shape *s = p->shape;
+    const int64_t source_size = p->spreads ? s->out_size : s->in_size;
+    const int64_t target_size = p->spreads ? s->in_size : s->out_size;
+    const int64_t batch = p->batch, groups = p->groups, channels = p->channels, rows = p->rows;
+    const int64_t weights = rows * channels * s->taps;
+    job_t job = {.p = p};
     job.source_cells = channels * source_size, job.target_cells = rows * target_size;
     job.chunks = tl_ceil_div(groups, LANES);
     job.images = tl_imin(tl_imax(LANES / groups, 1), batch);
@@ -246,9 +247,9 @@ int32_t tl_conv_groups_product(tl_context *ctx, const tl_conv_shape *s, int spre
     job.vectors = tl_imin(job.vectors, job.sets > 1 ? job.sets : job.chunks);
     job.blocks = job.sets > 1 ? job.chunks * tl_ceil_div(job.sets, job.vectors) : tl_ceil_div(job.chunks, job.vectors);
     int64_t terms = 0;
-    for (int64_t phase = 0; phase < phases; phase++) {
-        const tl_conv_gather gather = spread ? tl_conv_spread(s, phase) : tl_conv_correlate(s);
-        terms += gather.positions * gather.taps_size * channels;
+    for (int64_t i = 0; i < tl_conv_gathers(p); i++) {
+        const conv_view v = tl_conv_gather_view(p, i);
+        terms += v.gather.positions * v.gather.taps_size * channels;
     }
     job.blocks_per_task = tl_imax(1, BLOCK_WORK / tl_imax(terms * rows * job.vectors, 1));
     const int64_t packed = job.chunks * (job.weights_apart + rows * LANES);
@@ -266,14 +267,13 @@ int32_t tl_conv_groups_product(tl_context *ctx, const tl_conv_shape *s, int spre
     reach *reaches = (reach *)(spans + target_size);
     int32_t odd = 0, end = 0;
     for (int64_t i = 0; i < groups * weights; i++)
-        odd |= !(fabsf(w[i]) < TL_INF);
+        odd |= !(fabsf(p->w[i]) < TL_INF);
     for (int64_t e = 0; e < target_size; e++)
         spans[e] = (span){0, NO_TERMS};
-    for (int64_t phase = 0; phase < phases; phase++) {
-        const tl_conv_gather gather = spread ? tl_conv_spread(s, phase) : tl_conv_correlate(s);
-        const conv_view v = tl_conv_view(&gather, batch, groups, channels, rows, source);
+    for (int64_t i = 0; i < tl_conv_gathers(p); i++) {
+        const conv_view v = tl_conv_gather_view(p, i);
         find_reaches(&v, reaches);
-        end = list_terms(&v, reaches, channel_stride, odd ? (int32_t)(whole(job.source_cells) * LANES) : -1, spans,
+        end = list_terms(&v, reaches, p->channel_stride, odd ? (int32_t)(whole(job.source_cells) * LANES) : -1, spans,
                          list, end);
     }
     job.spans = spans, job.terms = list;

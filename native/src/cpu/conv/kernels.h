@@ -4,23 +4,36 @@
 #define STRIP (2 * VL)
 #define WIDE (MR / 2)
 
-/* c, R rows of V vectors, is the sum over n terms k of scalars times vectors, one of which is found at off[k]; `other` and ld
- * are the kernel's own. */
+/* c, R rows of V vectors, is the sum over n terms k of scalars times vectors. */
 typedef void (*FN(kernel))(int64_t n, const REAL *a, const REAL *b, int64_t ld, const int32_t *off,
                            const int32_t *other, REAL *c, int mode);
 
-/* What the sums of a micro-kernel, R rows of V vectors, begin with, and where they go. */
-INLINE void FN(begin_sums)(const int R, const int V, const REAL *c, int mode, VEC (*sum)[4])
+/* What the scalar of row r and vector v are at term k:
+ *     side     a[k*R + r]             b + off[k] + v*ld
+ *     rows     a[off[k] + r]          b + (other[k]*V + v)*VL
+ *     terms    a[off[k] + other[r]]   b + (k*V + v)*VL */
+INLINE void FN(sum_terms)(const int kind, const int R, const int V, int64_t n, const REAL *a, const REAL *b, int64_t ld,
+                          const int32_t *off, const int32_t *other, REAL *c, int mode)
 {
+    VEC sum[TALLER * MR][4];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++)
             sum[r][v] = mode == TL_GEMM_CONTINUE ? FN(load)(c + (r * V + v) * VL) : (VEC){0};
-}
-
-INLINE void FN(end_sums)(const int R, const int V, REAL *c, int mode, VEC (*sum)[4])
-{
+    for (int64_t k = 0; k < n; k++) {
+        const REAL *x = kind == of_side ? a + k * R : a + off[k];
+        const REAL *from = b + (kind == of_side ? off[k] : (kind == of_rows ? other[k] : k) * (V * VL));
+        VEC y[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++)
+            y[v] = FN(load)(from + v * (kind == of_side ? ld : VL));
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < V; v++)
+                sum[r][v] = FN(fma)(x[kind == of_terms ? other[r] : r], y[v], sum[r][v]);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
@@ -35,7 +48,7 @@ INLINE void FN(end_sums)(const int R, const int V, REAL *c, int mode, VEC (*sum)
     static void FN(name##_##R##x##V)(int64_t n, const REAL *a, const REAL *b, int64_t ld, const int32_t *off,          \
                                      const int32_t *other, REAL *c, int mode)                                          \
     {                                                                                                                  \
-        FN(name)(R, V, n, a, b, ld, off, other, c, mode);                                                              \
+        FN(sum_terms)(of_##name, R, V, n, a, b, ld, off, other, c, mode);                                              \
     }
 #define KERNEL_1(name, R) KERNEL(name, R, 1)
 #define KERNEL_2(name, R) KERNEL(name, R, 1) KERNEL(name, R, 2)
@@ -51,26 +64,6 @@ INLINE void FN(end_sums)(const int R, const int V, REAL *c, int mode, VEC (*sum)
     static const FN(kernel) FN(name##_kernels)[TALLER * MR + 1][2] = {                                                 \
         {0, 0}, EACH_HEIGHT(ROW_2, name) EACH_TALL_HEIGHT(ROW_1, name)};
 
-/* Lanes read side by side: c[r][v], V vectors in a row, is the sum over k of a[k*R + r] · the vector at b + off[k] + v*ld. */
-INLINE void FN(side)(const int R, const int V, int64_t n, const REAL *a, const REAL *b, int64_t ld, const int32_t *off,
-                     TL_UNUSED const int32_t *other, REAL *c, int mode)
-{
-    VEC sum[TALLER * MR][4];
-    FN(begin_sums)(R, V, c, mode, sum);
-    for (int64_t k = 0; k < n; k++, a += R) {
-        const REAL *from = b + off[k];
-        VEC y[4];
-#pragma GCC unroll 4
-        for (int v = 0; v < V; v++)
-            y[v] = FN(load)(from + v * ld);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-            for (int v = 0; v < V; v++)
-                sum[r][v] = FN(fma)(a[r], y[v], sum[r][v]);
-    }
-    FN(end_sums)(R, V, c, mode, sum);
-}
 KERNELS(side)
 EACH_SMALL_HEIGHT(KERNEL_4, side)
 

@@ -28,15 +28,10 @@ INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return tl_vec64_fma(x, 
 INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return x * y + z; }
 #endif
 
-/* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; fma_lanes: x·y + z
- * in those lanes, z elsewhere; even_lanes: lanes 0, 2, 4 and so on of x and then y. */
+/* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; fma_each: x·y + z in each lane;
+ * even_lanes: lanes 0, 2, 4 and so on of x and then y;
+ * narrow_f64: LANES sums, after an addend where there is one, rounded to float. */
 #if defined(__AVX512F__)
-INLINE void store_widened(double *p, vec_f32 v)
-{
-    _mm512_storeu_pd(p, _mm512_cvtps_pd(_mm512_castps512_ps256(v)));
-    _mm512_storeu_pd(p + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)));
-}
-/* LANES sums, after an addend where there is one, rounded to float. */
 INLINE vec_f32 narrow_f64(const double *p, const double *add)
 {
     __m512d low = _mm512_loadu_pd(p), high = _mm512_loadu_pd(p + 8);
@@ -46,7 +41,6 @@ INLINE vec_f32 narrow_f64(const double *p, const double *add)
 typedef __mmask16 lane_mask;
 INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask)((1u << b) - (1u << a)); }
 INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm512_maskz_loadu_ps(m, p); }
-INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m) { return _mm512_mask3_fmadd_ps(x, y, z, m); }
 INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return _mm512_fmadd_ps(x, y, z); }
 INLINE tl_vec even_lanes(tl_vec x, tl_vec y)
 {
@@ -62,20 +56,11 @@ INLINE lane_mask lanes_between(int64_t a, int64_t b)
                                _mm256_cmpgt_epi32(_mm256_set1_epi32((int)b), lane));
 }
 INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm256_maskload_ps(p, m); }
-INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m)
-{
-    return _mm256_blendv_ps(z, _mm256_fmadd_ps(x, y, z), _mm256_castsi256_ps(m));
-}
 INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return _mm256_fmadd_ps(x, y, z); }
 INLINE tl_vec even_lanes(tl_vec x, tl_vec y)
 {
     const __m256d pairs = _mm256_castps_pd(_mm256_shuffle_ps(x, y, 0x88));
     return _mm256_castpd_ps(_mm256_permute4x64_pd(pairs, 0xd8));
-}
-INLINE void store_widened(double *p, vec_f32 v)
-{
-    _mm256_storeu_pd(p, _mm256_cvtps_pd(_mm256_castps256_ps128(v)));
-    _mm256_storeu_pd(p + 4, _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
 }
 INLINE vec_f32 narrow_f64(const double *p, const double *add)
 {
@@ -84,11 +69,6 @@ INLINE vec_f32 narrow_f64(const double *p, const double *add)
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps(low)), _mm256_cvtpd_ps(high), 1);
 }
 #else
-INLINE void store_widened(double *p, vec_f32 v)
-{
-    for (int l = 0; l < LANES; l++)
-        p[l] = (double)v[l];
-}
 INLINE vec_f32 narrow_f64(const double *p, const double *add)
 {
     vec_f32 v;
@@ -107,19 +87,24 @@ INLINE tl_vec read_lanes(const float *p, lane_mask m)
         v[l] = p[l];
     return v;
 }
-INLINE tl_vec fma_lanes(tl_vec x, tl_vec y, tl_vec z, lane_mask m)
+INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z)
 {
-    for (int64_t l = m.a; l < m.b; l++)
+    for (int l = 0; l < LANES; l++)
         z[l] = fmaf(x[l], y[l], z[l]);
     return z;
 }
-INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return fma_lanes(x, y, z, (lane_mask){0, LANES}); }
 INLINE tl_vec even_lanes(tl_vec x, tl_vec y) { return (tl_vec){x[0], x[2], y[0], y[2]}; }
 #endif
 
 /* LANES floats, rounded once where they come from. */
 INLINE void put_f32(float *to, vec_f32 v) { tl_vec_store(to, v); }
-INLINE void put_f64(double *to, vec_f32 v) { store_widened(to, v); }
+INLINE void put_f64(double *to, vec_f32 v)
+{
+    _Alignas(64) float part[LANES];
+    tl_vec_store(part, v);
+    for (int l = 0; l < LANES; l += LANES_F64)
+        store_f64(to + l, tl_vec64_widen(part + l));
+}
 INLINE vec_f32 narrow_f32(const float *p, const float *add)
 {
     vec_f32 v = tl_vec_load(p);
@@ -146,6 +131,9 @@ enum { TALLER = 1 };
 #define EACH_SMALL_HEIGHT(F, n) F(n, 1) F(n, 2)
 #define EACH_HEIGHT(F, n) EACH_SMALL_HEIGHT(F, n) F(n, 3) F(n, 4)
 #endif
+
+/* The kinds of micro-kernels (kernels.h). */
+enum { of_side, of_rows, of_terms };
 
 /* dst[k*width + l] = src[l*lane + k*step] for n terms k of h lanes l <= width, 0 for the other l; lane or step is 1. In float
  * whole vectors are stored, which may run LANES - 1 elements past the end, into what is written later. */

@@ -53,13 +53,7 @@ static plane_axis open_axis(const conv_view *v, int32_t d)
 static void reach_taps(plane_axis *a, int64_t length)
 {
     const int64_t apart = a->tap_step < 0 ? -a->tap_step : a->tap_step;
-    int64_t divisor = a->step, rest = apart;
-    while (rest) {
-        const int64_t next = divisor % rest;
-        divisor = rest;
-        rest = next;
-    }
-    a->phases = tl_imin(a->taps, a->step / divisor);
+    a->phases = tl_imin(a->taps, a->step / tl_gcd(a->step, apart));
     a->reach = (a->taps - 1) * apart / a->step;
     a->apart = a->taps * length < a->phases * (length + a->reach);
     if (a->apart) a->phases = a->taps, a->reach = 0;

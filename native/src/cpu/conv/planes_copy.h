@@ -1,21 +1,20 @@
 /* Copies a tile's part of the source (planes.h) in one precision: included with REAL and FN set. */
 
-/* Copies lines low .. high - 1 of `lines`, apart by `step` in the source, with zeros for the others, each by `vectors` vectors (a
- * constant); what runs over is written again by the next line. */
-INLINE void FN(copy_short_lines)(const int vectors, const float *from, int64_t step, const lane_mask *mask,
-                                 int64_t lines, int64_t low, int64_t high, REAL *to, int64_t pitch)
+/* Copies lines low .. high - 1 of `lines`, apart by `step` in the source, with zeros for the others, each by `vectors` vectors of
+ * cells that are `apart` = 1 or 2; what runs over is written again by the next line. */
+INLINE void FN(copy_short_lines)(const int64_t vectors, const int apart, const float *from, int64_t step,
+                                 const lane_mask *mask, int64_t lines, int64_t low, int64_t high, REAL *to,
+                                 int64_t pitch)
 {
-    for (int64_t i = 0; i < low; i++, to += pitch)
-        for (int u = 0; u < vectors; u++)
-            FN(put)(to + u * LANES, tl_vec_zero());
-    from += low * step;
-    for (int64_t i = low; i < high; i++, to += pitch, from += step)
+    for (int64_t i = 0; i < lines; i++, to += pitch)
 #pragma GCC unroll 4
-        for (int u = 0; u < vectors; u++)
-            FN(put)(to + u * LANES, read_lanes(from + u * LANES, mask[u]));
-    for (int64_t i = high; i < lines; i++, to += pitch)
-        for (int u = 0; u < vectors; u++)
-            FN(put)(to + u * LANES, tl_vec_zero());
+        for (int64_t u = 0; u < vectors; u++) {
+            const float *at = from + i * step + u * apart * LANES;
+            tl_vec x = tl_vec_zero();
+            if (i >= low && i < high) x = read_lanes(at, mask[u * apart]);
+            if (i >= low && i < high && apart == 2) x = even_lanes(x, read_lanes(at + LANES, mask[u * 2 + 1]));
+            FN(put)(to + u * LANES, x);
+        }
 }
 
 /* Copies the lines of a tile: `lines` of them, first of source coordinate y in steps of y_step, `n` cells from x in steps of x_step. */
@@ -27,37 +26,23 @@ static void FN(copy_lines)(const planes *p, const float *from, int64_t y, int64_
     cells_inside(x, X->step, X->source, n, &a, &b);
     cells_inside(y, Y->step, Y->source, lines, &low, &high);
     from += y * Y->stride + x * X->stride;
-    if (X->stride == 1 && X->step <= 2 && n <= 4 * LANES) { /* whole vectors; what runs over is written again */
-        const int64_t vectors = tl_ceil_div(n, LANES), step = X->step, parts = vectors * step;
+    if (apart <= 2 && n <= 4 * LANES) { /* whole vectors; what runs over is written again */
+        const int64_t step = Y->step * Y->stride, vectors = tl_ceil_div(n, LANES);
+        const int64_t first = apart * a, end = b > a ? apart * (b - 1) + 1 : first; /* what is read */
         lane_mask mask[8];
-        for (int64_t u = 0; u < parts; u++) {
-            const int64_t start = u * LANES, c = step * a, d = b > a ? step * (b - 1) + 1 : c; /* what is read */
-            mask[u] = lanes_between(tl_imin(tl_imax(c - start, 0), LANES), tl_imin(tl_imax(d - start, 0), LANES));
-        }
-        const int64_t apart_lines = Y->step * Y->stride;
-#define SHORT_LINES(k) FN(copy_short_lines)(k, from, apart_lines, mask, lines, low, high, to, p->pitch)
-        if (step == 1) {
-            if (vectors == 1)
-                SHORT_LINES(1);
-            else if (vectors == 2)
-                SHORT_LINES(2);
-            else if (vectors == 3)
-                SHORT_LINES(3);
-            else
-                SHORT_LINES(4);
-            return;
+        for (int64_t u = 0; u < vectors * apart; u++)
+            mask[u] = lanes_between(tl_imin(tl_imax(first - u * LANES, 0), LANES),
+                                    tl_imin(tl_imax(end - u * LANES, 0), LANES));
+#define SHORT_LINES(vectors, apart) \
+    FN(copy_short_lines)(vectors, apart, from, step, mask, lines, low, high, to, p->pitch)
+        switch (apart == 2 ? 0 : vectors) {
+        case 0: SHORT_LINES(vectors, 2); break;
+        case 1: SHORT_LINES(1, 1); break;
+        case 2: SHORT_LINES(2, 1); break;
+        case 3: SHORT_LINES(3, 1); break;
+        default: SHORT_LINES(4, 1);
         }
 #undef SHORT_LINES
-        for (int64_t i = 0; i < lines; i++, to += p->pitch) {
-            const float *line = from + i * apart_lines;
-            const int outside = i < low || i >= high;
-            for (int64_t u = 0; u < vectors; u++) {
-                const float *at = line + 2 * u * LANES;
-                tl_vec x = tl_vec_zero();
-                if (!outside) x = even_lanes(read_lanes(at, mask[2 * u]), read_lanes(at + LANES, mask[2 * u + 1]));
-                FN(put)(to + u * LANES, x);
-            }
-        }
         return;
     }
     for (int64_t i = 0; i < lines; i++, to += p->pitch) {

@@ -17,6 +17,7 @@
 #include "core/threads.h"
 #include "cpu/conv/product.h"
 #include "cpu/conv/planes.h"
+#include "formula/chain.h"
 
 enum { MR = TL_GEMM_MR, KC = TL_GEMM_KC, TILE_ROWS = 128, MANY_TASKS = 8 };
 /* A tile has that many positions or, where few channels are copied for each, as many as take TILE_ELEMENTS. */

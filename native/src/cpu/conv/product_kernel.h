@@ -3,34 +3,14 @@
 #include "cpu/conv/planes_copy.h"
 #include "cpu/conv/kernels.h"
 
-/* The micro-kernel whose lanes are rows: c[r][lane] is the sum over the terms k of a[off[k] + r] · b[weight[k]*V*VL +
- * lane]. */
-INLINE void FN(rows)(const int R, const int V, int64_t n, const REAL *a, const REAL *b, TL_UNUSED int64_t ld,
-                     const int32_t *off, const int32_t *weight, REAL *c, int mode)
-{
-    VEC sum[TALLER * MR][4];
-    FN(begin_sums)(R, V, c, mode, sum);
-    for (int64_t k = 0; k < n; k++) {
-        const REAL *from = a + off[k], *w = b + (int64_t)weight[k] * (V * VL);
-        const VEC b0 = FN(load)(w), b1 = V == 2 ? FN(load)(w + VL) : b0;
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            sum[r][0] = FN(fma)(from[r], b0, sum[r][0]);
-            if (V == 2) sum[r][1] = FN(fma)(from[r], b1, sum[r][1]);
-        }
-    }
-    FN(end_sums)(R, V, c, mode, sum);
-}
 KERNELS(rows)
 
 typedef struct {
     const conv_view *v;
     planes planes;
-    const float *w, *bias;
-    float *target;
-    int64_t group_stride, row_stride, channel_stride, groups, segment;
-    int64_t inner, kernel_size; /* terms, kernel offsets */
-    int64_t packed_terms;       /* of a row: `inner`, or where lanes are rows those of the whole kernel */
+    const conv_product *p;
+    int64_t inner, kernel_size, segment; /* terms, kernel offsets, terms of a chain */
+    int64_t packed_terms;                /* of a row: `inner`, or where lanes are rows those of the whole kernel */
     int lanes_are_rows;
     int64_t block_count, block_channels; /* channels of a block, at most */
     const int32_t *offsets;              /* of each term, from its block's first channel */
@@ -69,16 +49,16 @@ static void FN(pack_strip)(const FN(job) * job, const float *w, int64_t h, int64
 {
     enum { PART = 4 * LANES };
     const int64_t channels = job->v->channels, taps = job->kernel_size;
-    const int joined = job->channel_stride == taps || taps == 1;
+    const int joined = job->p->channel_stride == taps || taps == 1;
     const int64_t runs = joined ? 1 : channels, length = joined ? channels * taps : taps;
-    const int64_t step = taps == 1 ? job->channel_stride : 1;
-    for (int64_t c = 0; c < runs; c++, dst += length * width, w += job->channel_stride) {
+    const int64_t step = taps == 1 ? job->p->channel_stride : 1;
+    for (int64_t c = 0; c < runs; c++, dst += length * width, w += job->p->channel_stride) {
         for (int64_t k = 0; k < length; k += PART) {
             const int64_t n = tl_imin(length - k, PART);
             for (int64_t r = 0; joined && r < h; r++) /* too many rows for the hardware to see them coming */
                 for (int64_t l = 0; l < PART && step == 1; l += 64 / (int64_t)sizeof *w)
-                    __builtin_prefetch(w + r * job->row_stride + k + PART + l, 0, 2);
-            FN(turn)(dst + k * width, width, h, n, w + k * step, job->row_stride, step);
+                    __builtin_prefetch(w + r * job->p->row_stride + k + PART + l, 0, 2);
+            FN(turn)(dst + k * width, width, h, n, w + k * step, job->p->row_stride, step);
         }
     }
 }
@@ -87,11 +67,11 @@ static void FN(pack_strip)(const FN(job) * job, const float *w, int64_t h, int64
 static void FN(pack_panel)(const FN(job) * job, const float *w, int64_t h, REAL *dst)
 {
     const int64_t channels = job->v->channels, taps = job->v->gather.taps_size;
-    for (int64_t c = 0; c < channels; c++, w += job->channel_stride) {
+    for (int64_t c = 0; c < channels; c++, w += job->p->channel_stride) {
         for (int64_t t = 0; t < taps; t++, dst += h) {
             const float *from = w + job->kernel_index[t];
             for (int64_t r = 0; r < h; r++)
-                dst[r] = from[r * job->row_stride];
+                dst[r] = from[r * job->p->row_stride];
         }
     }
 }
@@ -99,7 +79,7 @@ static void FN(pack_panel)(const FN(job) * job, const float *w, int64_t h, REAL 
 /* Where lanes are rows a task is a strip of a group's rows, else a row tile of them. */
 static int64_t FN(pack_tasks)(const FN(job) * job)
 {
-    return job->groups * (job->lanes_are_rows ? tl_ceil_div(job->v->rows, STRIP) : job->row_tiles);
+    return job->p->groups * (job->lanes_are_rows ? tl_ceil_div(job->v->rows, STRIP) : job->row_tiles);
 }
 
 static void FN(pack_task)(void *arg, int64_t task, TL_UNUSED int32_t worker)
@@ -107,7 +87,7 @@ static void FN(pack_task)(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const FN(job) *job = arg;
     const int64_t most = job->lanes_are_rows ? STRIP : job->tile_rows, tasks = tl_ceil_div(job->v->rows, most);
     const int64_t group = task / tasks, row0 = task % tasks * most, rows = tl_imin(most, job->v->rows - row0);
-    const float *w = job->w + group * job->group_stride + row0 * job->row_stride;
+    const float *w = job->p->w + group * job->v->rows * job->v->channels * job->kernel_size + row0 * job->p->row_stride;
     REAL *to = FN(packed_tile)(job, group, row0);
     if (job->lanes_are_rows) {
         FN(pack_strip)(job, w, rows, FN(strip_width)(rows), to);
@@ -116,7 +96,7 @@ static void FN(pack_task)(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const FN(shares) panels = FN(share)(rows, MR);
     for (int64_t q = 0, i = 0; q < panels.count; q++) {
         const int64_t h = panels.height + (q < panels.taller);
-        FN(pack_panel)(job, w + i * job->row_stride, h, to);
+        FN(pack_panel)(job, w + i * job->p->row_stride, h, to);
         to += h * job->inner;
         i += h;
     }
@@ -140,7 +120,7 @@ static void FN(finish_rows)(const FN(job) * job, const FN(tile) * t, REAL *sums,
     const tl_conv_gather *g = &job->v->gather;
     const int64_t step = job->planes.x.to_step;
     _Alignas(64) float panel[MR * NR + LANES], turned[NR * MR + LANES];
-    const float *bias = job->bias ? job->bias + t->group * job->v->rows + row : NULL;
+    const float *bias = job->p->bias ? job->p->bias + t->group * job->v->rows + row : NULL;
     const int64_t n = h * width;
     if (bias) {
         _Alignas(64) REAL add[STRIP] = {0};
@@ -177,7 +157,8 @@ static void FN(finish_positions)(const FN(job) * job, const FN(tile) * t, const 
         for (int64_t r = 0; r < h && n > 0; r++) {
             const REAL *from = sums + r * width + l;
             float *to = t->target + (row + r) * g->target_size + y * line + x * step;
-            const REAL bias = job->bias ? job->bias[t->group * v->rows + row + r] : 0, *add = job->bias ? &bias : NULL;
+            const REAL bias = job->p->bias ? job->p->bias[t->group * v->rows + row + r] : 0,
+                       *add = job->p->bias ? &bias : NULL;
             if (step == 1) {
                 for (int64_t i = 0; i < n; i += LANES)
                     tl_store_first(to + i, FN(narrow)(from + i, add), tl_imin(n - i, LANES));
@@ -278,8 +259,8 @@ static void FN(multiply_tile)(const FN(job) * job, int64_t item, REAL *source, i
         t.at[d] = rest % g->count[d], rest /= g->count[d];
         to += (t.at[d] * g->to_step[d] + g->to_base[d]) * v->target_stride[d];
     }
-    t.group = rest % job->groups, rest /= job->groups;
-    t.target = job->target + (rest * v->target_rows + t.group * v->rows) * g->target_size + to;
+    t.group = rest % job->p->groups, rest /= job->p->groups;
+    t.target = job->p->target + (rest * v->target_rows + t.group * v->rows) * g->target_size + to;
     const float *from = v->source + (rest * v->source_channels + t.group * v->channels) * g->source_size;
     for (int64_t i = 0; i < job->block_count && !(i && tl_interrupted()); i++) {
         const conv_block b = block_of(i, job->inner, g->taps_size);
@@ -339,7 +320,7 @@ static void FN(plan)(FN(job) * job)
     for (;;) {
         job->x_tiles = tl_ceil_div(x, tile_x), job->y_tiles = tl_ceil_div(y, tile_y);
         job->row_tiles = tl_ceil_div(v->rows, job->tile_rows);
-        job->items = v->batch * job->groups * job->outer_positions * job->x_tiles * job->y_tiles * job->row_tiles;
+        job->items = v->batch * job->p->groups * job->outer_positions * job->x_tiles * job->y_tiles * job->row_tiles;
         const double cost = (double)tl_imin(job->tile_rows, v->rows) * (double)job->inner * (double)(tile_x * tile_y);
         job->items_per_task = tl_imax(1, (int64_t)(TASK_COST / (cost + 1)));
         if (job->items >= MANY_TASKS || cost < 2 * TASK_COST) break;
@@ -368,6 +349,13 @@ static void FN(plan)(FN(job) * job)
     job->packed_group = tl_ceil_div(job->packed_group, LANES) * LANES;
 }
 
+/* Terms of a chain of fused multiply-adds: all, KC or a multiple of it. */
+static int64_t FN(segment_of)(const FN(job) * job)
+{
+    if (sizeof(REAL) == sizeof(double)) return tl_chain_segment(job->inner);
+    return tl_conv_are_few(job->p->groups, job->v->channels, job->v->rows) ? job->inner : KC;
+}
+
 /* One gather's product. `packed` holds the weights of strips, of gathers before, or NULL, and then may come to hold them. */
 static int32_t FN(multiply_gather)(tl_context *ctx, FN(job) job, void **packed)
 {
@@ -378,11 +366,12 @@ static int32_t FN(multiply_gather)(tl_context *ctx, FN(job) job, void **packed)
     job.planes = open_planes(v, x, choose_axis(v, x)); /* the axes of a line and of lines, -1 for none */
     job.inner = v->channels * taps;
     job.block_count = tl_ceil_div(job.inner, KC);
+    job.segment = FN(segment_of)(&job);
     for (int64_t i = 0; i < job.block_count; i++)
         job.block_channels = tl_imax(job.block_channels, block_of(i, job.inner, taps).channels);
     FN(plan)(&job);
     const int64_t tasks = tl_ceil_div(job.items, job.items_per_task), workers = tasks == 1 ? 1 : tl_workers();
-    const int64_t weights = job.groups * job.packed_group + LANES, own = job.lanes_are_rows ? 0 : weights;
+    const int64_t weights = job.p->groups * job.packed_group + LANES, own = job.lanes_are_rows ? 0 : weights;
     const int have = job.lanes_are_rows && *packed;
     int32_t status = TORCHLEAN_OK;
     if (job.lanes_are_rows && !have) status = tl_pool_alloc(ctx, (size_t)weights * sizeof(REAL), packed);
@@ -415,17 +404,14 @@ static int32_t FN(multiply_gather)(tl_context *ctx, FN(job) job, void **packed)
     return TORCHLEAN_OK;
 }
 
-int32_t FN(tl_conv_product)(tl_context *ctx, const conv_view *views, int64_t count, int64_t groups, const float *w,
-                            int64_t group_stride, int64_t row_stride, int64_t channel_stride, const float *bias,
-                            float *target)
+int32_t FN(tl_conv_product)(tl_context *ctx, const conv_product *p)
 {
     int32_t status = TORCHLEAN_OK;
     void *packed = NULL;
-    for (int64_t i = 0; i < count && !status; i++) {
-        if (views[i].gather.positions == 0) continue;
-        FN(job) job = {.v = &views[i], .w = w, .bias = bias, .target = target, .groups = groups};
-        job.group_stride = group_stride, job.row_stride = row_stride, job.channel_stride = channel_stride;
-        job.segment = views[i].segment, job.kernel_size = group_stride / (views[i].channels * views[i].rows);
+    for (int64_t i = 0; i < tl_conv_gathers(p) && !status; i++) {
+        const conv_view v = tl_conv_gather_view(p, i);
+        if (v.gather.positions == 0) continue;
+        const FN(job) job = {.v = &v, .p = p, .kernel_size = p->shape->taps};
         status = FN(multiply_gather)(ctx, job, &packed);
     }
     tl_pool_free(ctx, packed);

@@ -2,25 +2,6 @@
 
 #include "cpu/conv/kernels.h"
 
-/* The micro-kernel whose lanes are rows of g: c[r][lane] is the sum over n positions of box[off[k] + tap[r]] · g[k*V*VL
- * + lane]. */
-INLINE void FN(terms)(const int R, const int V, int64_t n, const REAL *g, const REAL *box, TL_UNUSED int64_t ld,
-                      const int32_t *off, const int32_t *tap, REAL *c, int mode)
-{
-    VEC sum[TALLER * MR][4];
-    FN(begin_sums)(R, V, c, mode, sum);
-    for (int64_t k = 0; k < n; k++, g += V * VL) {
-        const REAL *at = box + off[k];
-        const VEC left = FN(load)(g), right = V == 2 ? FN(load)(g + VL) : left;
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            sum[r][0] = FN(fma)(at[tap[r]], left, sum[r][0]);
-            if (V == 2) sum[r][1] = FN(fma)(at[tap[r]], right, sum[r][1]);
-        }
-    }
-    FN(end_sums)(R, V, c, mode, sum);
-}
-
 KERNELS(terms)
 
 /* An axis of the box of cells that a tile of positions reads: cells are `spacing` apart in the source, neighbouring positions `step`
@@ -54,12 +35,7 @@ static FN(axis) FN(open_axis)(const conv_view *v, int32_t d)
 {
     const tl_conv_gather *g = &v->gather;
     if (d < 0) return (FN(axis)){.count = 1, .taps = 1, .spacing = 1, .step = 1, .tap_step = 1, .source = 1};
-    int64_t spacing = g->step[d], rest = g->taps[d] > 1 ? g->tap_step[d] : 0;
-    while (rest) {
-        const int64_t next = spacing % rest;
-        spacing = rest;
-        rest = next;
-    }
+    const int64_t spacing = tl_gcd(g->step[d], g->taps[d] > 1 ? g->tap_step[d] : 0);
     return (FN(axis)){.count = g->count[d],
                       .taps = g->taps[d],
                       .spacing = spacing,
@@ -142,12 +118,12 @@ static void FN(copy_box)(const FN(job) * job, const FN(tile) * t, int64_t channe
 {
     const conv_view *v = job->v;
     const tl_conv_gather *g = &v->gather;
-    const int64_t lines = job->y.runs * job->y.length, size = g->source_size;
+    const int64_t n = job->x.length, x = job->x.first + t->x * job->x.step * job->x.spacing;
     for (int64_t s = 0; s < t->slices; s++) {
         int64_t rest = t->slice + s, at[TL_CONV_RANK], tap[TL_CONV_RANK] = {0};
         for (int32_t d = job->outer - 1; d >= 0; d--)
             at[d] = rest % g->count[d], rest /= g->count[d];
-        const float *image = v->source + (rest * v->source_channels + channel) * size;
+        const float *image = v->source + (rest * v->source_channels + channel) * g->source_size;
         for (int64_t o = 0; o < job->outer_taps; o++) {
             int64_t start = 0;
             int outside = 0;
@@ -156,27 +132,22 @@ static void FN(copy_box)(const FN(job) * job, const FN(tile) * t, int64_t channe
                 outside |= c < 0 || c >= g->source[d];
                 start += c * v->source_stride[d];
             }
-            for (int64_t i = 0; i < lines * job->x.runs; i++) {
-                const int64_t line = i / job->x.runs, run = i % job->x.runs, n = job->x.length;
-                const int64_t y = job->y.first + line / job->y.length * job->y.apart +
-                                  (t->y * job->y.step + line % job->y.length) * job->y.spacing;
-                const int64_t x = job->x.first + run * job->x.apart + t->x * job->x.step * job->x.spacing;
-                const int none = outside || y < 0 || y >= job->y.source;
-                const float *from = image + start + y * job->y.stride;
-                REAL *cells = to + ((s * job->outer_taps + o) * job->plane + line * job->pitch + run * n) * width;
-                if (width > 1) {
-                    if (none)
-                        memset(cells, 0, sizeof(REAL) * (size_t)(n * width));
-                    else
-                        FN(turn_line)(job, from, x, n, channels, width, cells);
-                } else {
-                    for (int64_t c = 0; c < channels; c++)
-                        if (none)
-                            memset(cells + c * job->box, 0, sizeof(REAL) * (size_t)n);
-                        else
-                            FN(copy_line)(job, from + c * size, x, n, cells + c * job->box);
+            for (int64_t i = 0; i < job->y.runs; i++)
+                for (int64_t j = 0; j < job->y.length; j++) {
+                    const int64_t y = job->y.first + i * job->y.apart + (t->y * job->y.step + j) * job->y.spacing;
+                    const float *line = image + start + y * job->y.stride;
+                    const int none = outside || y < 0 || y >= job->y.source;
+                    for (int64_t run = 0; run < job->x.runs; run++, to += n * width)
+                        for (int64_t c = 0; c < (width > 1 ? 1 : channels); c++) {
+                            if (none)
+                                memset(to + c * job->box, 0, sizeof(REAL) * (size_t)(n * width));
+                            else if (width > 1)
+                                FN(turn_line)(job, line, x + run * job->x.apart, n, channels, width, to);
+                            else
+                                FN(copy_line)(job, line + c * g->source_size, x + run * job->x.apart, n,
+                                              to + c * job->box);
+                        }
                 }
-            }
             for (int32_t d = job->outer - 1; d >= 0 && ++tap[d] == g->taps[d]; d--)
                 tap[d] = 0;
         }
@@ -239,148 +210,106 @@ INLINE int64_t FN(most_rows)(const FN(job) * job)
     return vectors == 1 ? TALLER * MR : vectors > 2 ? WIDE : MR;
 }
 
-/* A part of a chain of products: positions k .. next - 1 of the chain that begins at `start`; how they meet what was
- * summed before, and whether apart from it: a later chain that is cut has sums of its own, which are added where it
- * ends. */
+/* Rows row0 .. of a group and channels channel0 .. of it, over positions from .. to - 1; REAL sums go to `part`, others to gw. */
 typedef struct {
-    int64_t next;
-    int mode, apart, ends;
-} FN(link);
+    int64_t group, row0, rows, channel0, channels, from, to;
+    float *gw;
+    REAL *part;
+} FN(item);
 
-static FN(link) FN(next_link)(const FN(job) * job, int64_t from, int64_t to, int64_t k, int64_t end)
+/* Adds positions q .. end - 1 of an item, `a_step` and `b_step` elements apart in a and b, to n sums. A chain after the first that is
+ * cut by a tile has sums of its own, which are added where it ends. */
+INLINE void FN(add_positions)(const FN(job) * job, const FN(item) * of, FN(kernel) kernel, int64_t q, int64_t end,
+                              const REAL *a, int64_t a_step, const REAL *b, int64_t b_step, int64_t ld,
+                              const int32_t *off, const int32_t *other, REAL *sum, int64_t n)
 {
-    const int64_t chain = (k - from) / job->chain, start = from + chain * job->chain;
-    const int64_t stop = tl_imin(start + job->chain, to), next = tl_imin(end, stop);
-    const int whole = k == start && next == stop;
-    const int mode = k > start ? TL_GEMM_CONTINUE : chain > 0 && whole ? TL_GEMM_ADD : TL_GEMM_STORE;
-    return (FN(link)){next, mode, chain > 0 && !whole, next == stop};
+    for (int64_t k = q, next; k < end; k = next) {
+        const int64_t chain = (k - of->from) / job->chain, start = of->from + chain * job->chain;
+        const int64_t stop = tl_imin(start + job->chain, of->to);
+        next = tl_imin(end, stop);
+        const int whole = k == start && next == stop, apart = chain > 0 && !whole;
+        const int mode = k > start ? TL_GEMM_CONTINUE : chain > 0 && whole ? TL_GEMM_ADD : TL_GEMM_STORE;
+        REAL *const own = sum + (apart ? job->sums_elements : 0);
+        kernel(next - k, a + (k - q) * a_step, b + (k - q) * b_step, ld, off + (k - q), other, own, mode);
+        for (int64_t e = 0; apart && next == stop && e < n; e++)
+            sum[e] += own[e];
+    }
 }
 
-/* A tile of gw over positions from .. to - 1 whose lanes are rows: each panel of channels and taps meets all strips of
- * rows. */
-static void FN(multiply_rows)(const FN(job) * job, int64_t group, int64_t row0, int64_t rows, int64_t channel0,
-                              int64_t channels, int64_t from, int64_t to, REAL *packed, float *target,
-                              REAL *part_target)
+/* Adds positions q .. end - 1, a tile's or the last ones of it, where lanes are rows: each panel of channels and taps meets all strips
+ * of rows. Without `t` stores the sums. */
+static void FN(multiply_rows)(const FN(job) * job, const FN(item) * of, const FN(tile) * t, int64_t q, int64_t end,
+                              REAL *packed)
 {
     const conv_view *v = job->v;
-    REAL *const box = packed + job->panel_elements, *const sums = box + job->box_elements;
-    const int64_t taps = v->gather.taps_size, terms = channels * taps, parts = job->sums_elements;
-    const int64_t panels = tl_ceil_div(terms, rows <= VL ? TALLER * MR : MR), height = terms / panels,
+    REAL *const box = packed + job->panel_elements, *sum = box + job->box_elements;
+    const int64_t taps = v->gather.taps_size, terms = of->channels * taps;
+    const int64_t panels = tl_ceil_div(terms, of->rows <= VL ? TALLER * MR : MR), height = terms / panels,
                   taller = terms % panels;
-    const int64_t cell = MR * STRIP;
-    for (int64_t q = from; q < to && !(q > from && tl_interrupted());) {
-        const FN(tile) t = FN(tile_at)(job, q);
-        const int64_t end = tl_imin(to, t.first + t.slices * t.lines * t.n), skip = q - t.first;
-        FN(copy_box)(job, &t, group * v->channels + channel0, channels, 1, box);
-        REAL *sum = sums;
-        for (int64_t i = 0; i < rows; i += STRIP) {
-            const int64_t lanes = tl_imin(rows - i, STRIP), width = lanes > VL ? STRIP : VL;
-            FN(pack_cotangent)(job, packed, group * v->rows + row0 + i, lanes, width, q, end - q);
-            for (int64_t p = 0, e = 0; p < panels; p++, sum += cell) {
-                const int64_t h = height + (p < taller);
-                int32_t tap[TALLER * MR];
-                for (int64_t r = 0; r < h; r++)
-                    tap[r] = (int32_t)((e + r) / taps * job->box) + job->offsets[2 * job->tile + (e + r) % taps];
-                for (int64_t k = q; k < end;) {
-                    const FN(link) l = FN(next_link)(job, from, to, k, end);
-                    REAL *const own = sum + (l.apart ? parts : 0);
-                    FN(terms_kernels)
-                    [h][width / VL - 1](l.next - k, packed + (k - q) *width, box, 0, job->offsets + skip + (k - q), tap,
-                                        own, l.mode);
-                    for (int64_t x = 0; l.apart && l.ends && x < h * width; x++)
-                        sum[x] += own[x];
-                    k = l.next;
-                }
-                e += h;
-            }
-        }
-        q = end;
-    }
-    const REAL *sum = sums;
-    for (int64_t i = 0; i < rows; i += STRIP) {
-        const int64_t lanes = tl_imin(rows - i, STRIP), width = lanes > VL ? STRIP : VL;
-        for (int64_t p = 0, e = channel0 * taps; p < panels; p++, sum += cell) {
-            const int64_t h = height + (p < taller);
-            for (int64_t l = 0; l < lanes; l++)
+    if (t) FN(copy_box)(job, t, of->group * v->channels + of->channel0, of->channels, 1, box);
+    for (int64_t i = 0; i < of->rows; i += STRIP) {
+        const int64_t lanes = tl_imin(of->rows - i, STRIP), width = lanes > VL ? STRIP : VL;
+        if (t) FN(pack_cotangent)(job, packed, of->group * v->rows + of->row0 + i, lanes, width, q, end - q);
+        for (int64_t p = 0, e = 0, h; p < panels; p++, e += h, sum += MR * STRIP) {
+            h = height + (p < taller);
+            int32_t tap[TALLER * MR];
+            for (int64_t r = 0; t && r < h; r++)
+                tap[r] = (int32_t)((e + r) / taps * job->box) + job->offsets[2 * job->tile + (e + r) % taps];
+            if (t)
+                FN(add_positions)(job, of, FN(terms_kernels)[h][width / VL - 1], q, end, box, 0, packed, width, 0,
+                                  job->offsets + q - t->first, tap, sum, h * width);
+            for (int64_t l = 0; !t && l < lanes; l++)
                 for (int64_t r = 0; r < h; r++) {
-                    const int64_t to_weight = (row0 + i + l) * job->inner + e + r;
-                    if (part_target)
-                        part_target[to_weight] = sum[r * width + l];
+                    const int64_t to_weight = (of->row0 + i + l) * job->inner + of->channel0 * taps + e + r;
+                    if (of->part)
+                        of->part[to_weight] = sum[r * width + l];
                     else
-                        target[to_weight] = (float)sum[r * width + l];
+                        of->gw[to_weight] = (float)sum[r * width + l];
                 }
-            e += h;
         }
     }
 }
 
-/* A tile of gw over positions from .. to - 1. */
-static void FN(multiply)(const FN(job) * job, int64_t group, int64_t row0, int64_t rows, int64_t channel0,
-                         int64_t channels0, int64_t from, int64_t to, REAL *packed, float *target, REAL *part_target)
+/* The same where lanes are channels or taps: each column of them meets all panels of rows. */
+static void FN(multiply_columns)(const FN(job) * job, const FN(item) * of, const FN(tile) * t, int64_t q, int64_t end,
+                                 REAL *packed)
 {
     const conv_view *v = job->v;
-    REAL *const box = packed + job->panel_elements, *const sums = box + job->box_elements;
-    const int64_t strip = job->lanes_are_channels ? STRIP : channels0, most = FN(most_rows)(job);
-    const int64_t panels = tl_ceil_div(rows, most), height = rows / panels, taller = rows % panels;
-    const int64_t cell = MR * STRIP, parts = job->sums_elements;
-    for (int64_t q = from; q < to && !(q > from && tl_interrupted());) {
-        const FN(tile) t = FN(tile_at)(job, q);
-        const int64_t end = tl_imin(to, t.first + t.slices * t.lines * t.n), skip = q - t.first;
-        REAL *panel = packed;
-        for (int64_t p = 0, row = group * v->rows + row0; p < panels; p++) {
-            const int64_t h = height + (p < taller);
-            FN(pack_cotangent)(job, panel, row, h, h, q, end - q);
-            panel += h * (end - q);
-            row += h;
-        }
-        REAL *sum = sums;
-        for (int64_t c = 0; c < channels0; c += strip) {
-            const int64_t channels = tl_imin(channels0 - c, strip);
-            const int64_t width = !job->lanes_are_channels ? 1 : channels > VL ? STRIP : VL;
-            FN(copy_box)(job, &t, group * v->channels + channel0 + c, channels, width, box);
-            for (int64_t i = 0, columns = FN(columns_of)(job, channels); i < columns; i++) {
-                const FN(column) to_column = FN(column_at)(job, i, channel0 + c, channels, width);
-                panel = packed;
-                for (int64_t p = 0; p < panels; p++, sum += cell) {
-                    const int64_t h = height + (p < taller), n = h * to_column.vectors * VL;
-                    FN(kernel) kernel = FN(side_kernel)(h, to_column.vectors);
-                    for (int64_t k = q; k < end;) {
-                        const FN(link) l = FN(next_link)(job, from, to, k, end);
-                        const int64_t apart = l.apart ? parts : 0;
-                        const int32_t *offsets = job->offsets + (width == VL ? job->tile : 0) + skip + (k - q);
-                        kernel(l.next - k, panel + (k - q) * h, box + to_column.offset, to_column.ld, offsets, NULL,
-                               sum + apart, l.mode);
-                        if (apart && l.ends)
-                            for (int64_t e = 0; e < n; e++)
-                                sum[e] += sum[parts + e];
-                        k = l.next;
-                    }
-                    panel += h * (end - q);
-                }
-            }
-        }
-        q = end;
+    REAL *const box = packed + job->panel_elements, *sum = box + job->box_elements, *panel = packed;
+    REAL *const part = of->part;
+    float *const gw = of->gw;
+    const int64_t strip = job->lanes_are_channels ? STRIP : of->channels, most = FN(most_rows)(job);
+    const int64_t panels = tl_ceil_div(of->rows, most), height = of->rows / panels, taller = of->rows % panels;
+    for (int64_t p = 0, row = of->group * v->rows + of->row0, h; t && p < panels;
+         p++, row += h, panel += h * (end - q)) {
+        h = height + (p < taller);
+        FN(pack_cotangent)(job, panel, row, h, h, q, end - q);
     }
-    const REAL *sum = sums;
-    for (int64_t c = 0; c < channels0; c += strip) {
-        const int64_t channels = tl_imin(channels0 - c, strip);
+    for (int64_t c = 0; c < of->channels; c += strip) {
+        const int64_t channels = tl_imin(of->channels - c, strip);
         const int64_t width = !job->lanes_are_channels ? 1 : channels > VL ? STRIP : VL;
+        if (t) FN(copy_box)(job, t, of->group * v->channels + of->channel0 + c, channels, width, box);
         for (int64_t i = 0, columns = FN(columns_of)(job, channels); i < columns; i++) {
-            const FN(column) of = FN(column_at)(job, i, channel0 + c, channels, width);
-            for (int64_t p = 0, row = row0; p < panels; p++, sum += cell) {
-                const int64_t h = height + (p < taller);
-                for (int64_t r = 0; r < h; r++)
-                    for (int64_t u = 0; u < of.vectors; u++)
-                        for (int64_t l = 0, left = of.lanes - (job->lanes_are_channels ? u * VL : 0);
+            const FN(column) to = FN(column_at)(job, i, of->channel0 + c, channels, width);
+            panel = packed;
+            for (int64_t p = 0, row = of->row0, h; p < panels; p++, row += h, sum += MR * STRIP) {
+                h = height + (p < taller);
+                if (t)
+                    FN(add_positions)(job, of, FN(side_kernel)(h, to.vectors), q, end, panel, h, box + to.offset, 0,
+                                      to.ld, job->offsets + (width == VL ? job->tile : 0) + q - t->first, NULL, sum,
+                                      h * to.vectors * VL);
+                panel += h * (end - q);
+                for (int64_t r = 0; !t && r < h; r++)
+                    for (int64_t u = 0; u < to.vectors; u++)
+                        for (int64_t l = 0, left = to.lanes - (job->lanes_are_channels ? u * VL : 0);
                              l < tl_imin(left, VL); l++) {
-                            const int64_t e = (row + r) * job->inner + of.first + u * of.next + l * of.step;
-                            const REAL x = sum[(r * of.vectors + u) * VL + l];
-                            if (part_target)
-                                part_target[e] = x;
+                            const int64_t e = (row + r) * job->inner + to.first + u * to.next + l * to.step;
+                            const REAL x = sum[(r * to.vectors + u) * VL + l];
+                            if (part)
+                                part[e] = x;
                             else
-                                target[e] = (float)x;
+                                gw[e] = (float)x;
                         }
-                row += h;
             }
         }
     }
@@ -390,18 +319,28 @@ static void FN(multiply)(const FN(job) * job, int64_t group, int64_t row0, int64
 static void FN(multiply_task)(void *arg, int64_t task, int32_t worker)
 {
     const FN(job) *job = arg;
-    const int64_t last = tl_imin((task + 1) * job->items_per_task, job->items),
-                  group_weights = job->v->rows * job->inner;
+    void (*const multiply)(const FN(job) *, const FN(item) *, const FN(tile) *, int64_t, int64_t, REAL *) =
+        job->lanes_are_rows ? FN(multiply_rows) : FN(multiply_columns);
+    REAL *const packed = job->scratch + worker * job->worker_elements;
+    const int64_t last = tl_imin((task + 1) * job->items_per_task, job->items), weights = job->v->rows * job->inner;
     for (int64_t item = task * job->items_per_task; item < last; item++) {
-        const int64_t c0 = item % job->channel_tiles * job->tile_channels, tile = item / job->channel_tiles;
-        const int64_t row0 = tile % job->row_tiles * job->tile_rows, group = tile / job->row_tiles % job->groups;
-        const int64_t segment = tile / job->row_tiles / job->groups, from = segment * job->segment;
-        const int64_t rows = tl_imin(job->tile_rows, job->v->rows - row0);
-        const int64_t channels = tl_imin(job->tile_channels, job->v->channels - c0);
-        REAL *parts = job->parts ? job->parts + (segment * job->groups + group) * group_weights : NULL;
-        (job->lanes_are_rows ? FN(multiply_rows) : FN(multiply))(
-            job, group, row0, rows, c0, channels, from, tl_imin(from + job->segment, job->positions),
-            job->scratch + worker * job->worker_elements, job->gw + group * group_weights, parts);
+        const int64_t tile = item / job->channel_tiles, segment = tile / job->row_tiles / job->groups;
+        FN(item)
+        of = {.channel0 = item % job->channel_tiles * job->tile_channels,
+              .row0 = tile % job->row_tiles * job->tile_rows,
+              .group = tile / job->row_tiles % job->groups,
+              .from = segment * job->segment};
+        of.to = tl_imin(of.from + job->segment, job->positions);
+        of.rows = tl_imin(job->tile_rows, job->v->rows - of.row0);
+        of.channels = tl_imin(job->tile_channels, job->v->channels - of.channel0);
+        of.gw = job->gw + of.group * weights;
+        of.part = job->parts ? job->parts + (segment * job->groups + of.group) * weights : NULL;
+        for (int64_t q = of.from, end; q < of.to && !(q > of.from && tl_interrupted()); q = end) {
+            const FN(tile) t = FN(tile_at)(job, q);
+            end = tl_imin(of.to, t.first + t.slices * t.lines * t.n);
+            multiply(job, &of, &t, q, end, packed);
+        }
+        multiply(job, &of, NULL, 0, 0, packed);
     }
 }
 

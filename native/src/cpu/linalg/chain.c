@@ -165,9 +165,10 @@ int32_t tl_chain_multiply(tl_context *ctx, const tl_chain *x)
 /* ---- products of strided arrays ---------------------------------------------------------------------------------- */
 
 typedef struct {
-    const void *a, *b, *bias;
+    tl_gemm_args g;
+    const void *a, *b;
     void *c;
-    int64_t rsa, csa, rsb, csb, rsc, csc, sa, sb, sc, bias_rows, bias_columns;
+    int wide; /* float64 */
 } strided;
 
 /* ACCUMULATORS vectors of sums stay in registers: H rows of V vectors each, over which one row of B after the other is widened once. */
@@ -217,74 +218,80 @@ static void multiply_rows(const tl_chain *x, int64_t h, const double *a, int64_t
                           int64_t k0, int64_t kc, double *c, int64_t ldc, int goes_on)
 {
     const strided *s = x->data;
-    const float *b = (const float *)s->b + q * s->sb + k0 * s->rsb + column;
+    const float *b = (const float *)s->b + q * s->g.sb + k0 * s->g.rsb + column;
     switch (h) {
-    case 1: rows_of_height(1, kc, a, b, s->rsb, columns, c, ldc, goes_on); break;
-    case 2: rows_of_height(2, kc, a, b, s->rsb, columns, c, ldc, goes_on); break;
-    case 3: rows_of_height(3, kc, a, b, s->rsb, columns, c, ldc, goes_on); break;
-    default: rows_of_height(4, kc, a, b, s->rsb, columns, c, ldc, goes_on);
+    case 1: rows_of_height(1, kc, a, b, s->g.rsb, columns, c, ldc, goes_on); break;
+    case 2: rows_of_height(2, kc, a, b, s->g.rsb, columns, c, ldc, goes_on); break;
+    case 3: rows_of_height(3, kc, a, b, s->g.rsb, columns, c, ldc, goes_on); break;
+    default: rows_of_height(4, kc, a, b, s->g.rsb, columns, c, ldc, goes_on);
     }
 }
 
-#define STRIDED(NAME, REAL)                                                                                            \
-    static void widen_##NAME(double *restrict dst, int64_t width, int64_t w, int64_t kc, const REAL *restrict from,   \
-                             int64_t lane, int64_t step)                                                              \
-    {                                                                                                                  \
-        if (w < width) memset(dst, 0, (size_t)(width * kc) * sizeof *dst);                                            \
-        if (lane == 1)                                                                                                \
-            for (int64_t k = 0; k < kc; k++)                                                                          \
-                for (int64_t l = 0; l < w; l++)                                                                       \
-                    dst[k * width + l] = (double)from[k * step + l];                                                  \
-        else                                                                                                          \
-            for (int64_t l = 0; l < w; l++)                                                                           \
-                for (int64_t k = 0; k < kc; k++)                                                                      \
-                    dst[k * width + l] = (double)from[l * lane + k * step];                                           \
-    }                                                                                                                  \
-                                                                                                                       \
-    static void pack_rows_##NAME(const tl_chain *x, double *dst, int64_t q, int64_t row, int64_t h, int64_t k0,       \
-                                 int64_t kc)                                                                          \
-    {                                                                                                                  \
-        const strided *s = x->data;                                                                                   \
-        widen_##NAME(dst, h, h, kc, (const REAL *)s->a + q * s->sa + row * s->rsa + k0 * s->csa, s->rsa, s->csa);     \
-    }                                                                                                                  \
-                                                                                                                       \
-    static void pack_columns_##NAME(const tl_chain *x, double *dst, int64_t width, int64_t q, int64_t column,         \
-                                    int64_t w, int64_t k0, int64_t kc)                                                \
-    {                                                                                                                  \
-        const strided *s = x->data;                                                                                   \
-        const REAL *from = (const REAL *)s->b + q * s->sb + k0 * s->rsb + column * s->csb;                            \
-        widen_##NAME(dst, width, w, kc, from, s->csb, s->rsb);                                                        \
-    }                                                                                                                  \
-                                                                                                                       \
-    static void finish_##NAME(const tl_chain *x, const double *sums, int64_t q, int64_t row, int64_t column,          \
-                              int64_t columns)                                                                        \
-    {                                                                                                                  \
-        const strided *s = x->data;                                                                                   \
-        REAL *c = (REAL *)s->c + q * s->sc + row * s->rsc + column * s->csc;                                          \
-        const REAL *bias = s->bias ? (const REAL *)s->bias + row * s->bias_rows + column * s->bias_columns : NULL;    \
-        for (int64_t j = 0; j < columns; j++)                                                                         \
-            c[j * s->csc] = (REAL)(bias ? sums[j] + (double)bias[j * s->bias_columns] : sums[j]);                     \
-    }                                                                                                                  \
-                                                                                                                       \
-    int32_t tl_chain_##NAME(tl_context *ctx, const tl_gemm_args *g, const REAL *A, const REAL *B, REAL *C)            \
-    {                                                                                                                  \
-        strided s = {.a = A, .b = B, .bias = g->bias, .c = C, .sa = g->sa, .sb = g->sb, .sc = g->sc};                 \
-        tl_chain x = {g->batch, g->m, g->n, g->p, &s, pack_rows_##NAME, pack_columns_##NAME, finish_##NAME, NULL};          \
-        s.rsa = g->rsa, s.csa = g->csa, s.rsb = g->rsb, s.csb = g->csb, s.rsc = g->ldc, s.csc = 1;                    \
-        s.bias_rows = g->bias_of_rows, s.bias_columns = !g->bias_of_rows;                                             \
-        if (4 * g->p <= 3 * TL_CHAIN_LANES && g->p < g->m) exchange(g, &s, &x);                                       \
-        if (sizeof(REAL) == sizeof(float) && s.csb == 1) x.multiply_rows = multiply_rows;                             \
-        return tl_chain_multiply(ctx, &x);                                                                            \
-    }
-
-/* The lanes run along the rows of C. */
-static void exchange(const tl_gemm_args *g, strided *s, tl_chain *x)
+/* Number i of an array. */
+TL_INLINE double number_at(const void *x, int64_t i, const int wide)
 {
-    const void *a = s->a;
-    x->m = g->p, s->a = s->b, s->rsa = g->csb, s->csa = g->rsb, s->sa = g->sb;
-    x->p = g->m, s->b = a, s->rsb = g->csa, s->csb = g->rsa, s->sb = g->sa;
-    s->rsc = 1, s->csc = g->ldc, s->bias_rows = !g->bias_of_rows, s->bias_columns = g->bias_of_rows;
+    return wide ? ((const double *)x)[i] : (double)((const float *)x)[i];
 }
 
-STRIDED(f32, float)
-STRIDED(f64, double)
+/* dst[k*width + l] = x[first + l*lane + k*step] for l < w, 0 for the other l. */
+TL_INLINE void widen_as(const int wide, double *restrict dst, int64_t width, int64_t w, int64_t kc, const void *x,
+                        int64_t first, int64_t lane, int64_t step)
+{
+    if (w < width) memset(dst, 0, (size_t)(width * kc) * sizeof *dst);
+    if (lane == 1)
+        for (int64_t k = 0; k < kc; k++)
+            for (int64_t l = 0; l < w; l++)
+                dst[k * width + l] = number_at(x, first + k * step + l, wide);
+    else
+        for (int64_t l = 0; l < w; l++)
+            for (int64_t k = 0; k < kc; k++)
+                dst[k * width + l] = number_at(x, first + l * lane + k * step, wide);
+}
+
+static void widen(const strided *s, double *dst, int64_t width, int64_t w, int64_t kc, const void *x, int64_t first,
+                  int64_t lane, int64_t step)
+{
+    if (s->wide)
+        widen_as(1, dst, width, w, kc, x, first, lane, step);
+    else
+        widen_as(0, dst, width, w, kc, x, first, lane, step);
+}
+
+static void pack_rows(const tl_chain *x, double *dst, int64_t q, int64_t row, int64_t h, int64_t k0, int64_t kc)
+{
+    const strided *s = x->data;
+    const tl_gemm_args *g = &s->g;
+    widen(s, dst, h, h, kc, s->a, q * g->sa + row * g->rsa + k0 * g->csa, g->rsa, g->csa);
+}
+
+static void pack_columns(const tl_chain *x, double *dst, int64_t width, int64_t q, int64_t column, int64_t w,
+                         int64_t k0, int64_t kc)
+{
+    const strided *s = x->data;
+    const tl_gemm_args *g = &s->g;
+    widen(s, dst, width, w, kc, s->b, q * g->sb + k0 * g->rsb + column * g->csb, g->csb, g->rsb);
+}
+
+static void finish(const tl_chain *x, const double *sums, int64_t q, int64_t row, int64_t column, int64_t columns)
+{
+    const strided *s = x->data;
+    const tl_gemm_args *g = &s->g;
+    const int64_t at = q * g->sc + row * g->rsc + column * g->csc, bias = row * g->bias_rows + column * g->bias_columns;
+    for (int64_t j = 0; j < columns; j++) {
+        const double sum = g->bias ? sums[j] + number_at(g->bias, bias + j * g->bias_columns, s->wide) : sums[j];
+        if (s->wide)
+            ((double *)s->c)[at + j * g->csc] = sum;
+        else
+            ((float *)s->c)[at + j * g->csc] = (float)sum;
+    }
+}
+
+int32_t tl_chain_strided(tl_context *ctx, const tl_gemm_args *g, const void *A, const void *B, void *C, int wide)
+{
+    strided s = {*g, A, B, C, wide};
+    if (4 * g->p <= 3 * TL_CHAIN_LANES && g->p < g->m) /* the lanes run along the rows of C */
+        s.g = tl_gemm_transposed(g), s.a = B, s.b = A;
+    tl_chain x = {g->batch, s.g.m, g->n, s.g.p, &s, pack_rows, pack_columns, finish, NULL};
+    if (!wide && s.g.csb == 1) x.multiply_rows = multiply_rows;
+    return tl_chain_multiply(ctx, &x);
+}

@@ -32,11 +32,9 @@ typedef struct tl_chain {
 } tl_chain;
 
 #define tl_chain_multiply TL_V(tl_chain_multiply)
-#define tl_chain_f32 TL_V(tl_chain_f32)
-#define tl_chain_f64 TL_V(tl_chain_f64)
+#define tl_chain_strided TL_V(tl_chain_strided)
 
 /* 0, or the status of tl_pool_alloc. */
 int32_t tl_chain_multiply(tl_context *ctx, const tl_chain *x);
-/* The product of gemm.h's arguments. */
-int32_t tl_chain_f32(tl_context *ctx, const tl_gemm_args *g, const float *A, const float *B, float *C);
-int32_t tl_chain_f64(tl_context *ctx, const tl_gemm_args *g, const double *A, const double *B, double *C);
+/* The product of gemm.h's arguments, of float32, or if it is `wide` of float64. */
+int32_t tl_chain_strided(tl_context *ctx, const tl_gemm_args *g, const void *A, const void *B, void *C, int wide);

@@ -83,31 +83,13 @@ typedef tl_vec64 vec_f64;
 
 enum { LANES = TL_GEMM_LANES, NR = TL_GEMM_NR, KC = TL_GEMM_KC };
 
-/* The first n lanes, the others being 0. */
-#if defined(__AVX512F__)
-INLINE tl_vec load_first(const float *p, int64_t n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
-#elif defined(__AVX2__) && defined(__FMA__)
-INLINE tl_vec load_first(const float *p, int64_t n)
-{
-    static const int32_t lanes_on[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
-    return _mm256_maskload_ps(p, _mm256_loadu_si256((const __m256i *)(lanes_on + 8 - n)));
-}
-#else
-INLINE tl_vec load_first(const float *p, int64_t n)
-{
-    tl_vec v = {0};
-    memcpy(&v, p, (size_t)n * sizeof *p);
-    return v;
-}
-#endif
-
 /* Columns 0 .. n - 1 of LANES rows, row r at src + off[r], become vectors. A row is read as one whole cache line, because with a
  * large power of two between rows all the lines of a block compete for one set of L1. */
 INLINE void transpose(const float *src, const int64_t *off, int64_t n, tl_vec *out)
 {
 #pragma GCC unroll 16
     for (int l = 0; l < LANES; l++)
-        out[l] = n == LANES ? tl_vec_load(src + off[l]) : load_first(src + off[l], n);
+        out[l] = n == LANES ? tl_vec_load(src + off[l]) : tl_load_first(src + off[l], n);
     TL_TURN(out);
 }
 
@@ -136,7 +118,7 @@ void tl_gemm_pack_f32(float *restrict dst, int64_t width, int64_t w, int64_t kc,
             }
         } else {
             for (int64_t k = 0; k < kc; k++, dst += width, src += step)
-                tl_vec_store(dst, load_first(src, w));
+                tl_vec_store(dst, tl_load_first(src, w));
         }
         return;
     }
@@ -161,11 +143,11 @@ void tl_gemm_pack_f32(float *restrict dst, int64_t width, int64_t w, int64_t kc,
     }
 }
 
-/* What the tasks of one call share. C has two strides, because the product may have been transposed. */
+/* What the tasks of one call share. */
 typedef struct {
+    tl_gemm_args g;
     const float *a, *b, *bias;
     float *c, *blocks;
-    int64_t batch, m, n, p, rsa, csa, rsb, csb, rsc, csc, sa, sb, sc, bias_rows, bias_columns;
     tl_gemm_tiles tiles;
     int64_t a_elements, strip_elements, worker_elements;
     int direct;
@@ -187,7 +169,7 @@ static void store_tile(const float *tile, int64_t rows, int64_t columns, float *
             int64_t lanes = tl_imin(columns - j, LANES);
             tl_vec v = tl_vec_load(tile + i * NR + j);
             float *to = c + i * rsc + j;
-            if (add) v = load_first(to, lanes) + v;
+            if (add) v = tl_load_first(to, lanes) + v;
             tl_store_first(to, v, lanes);
         }
 }
@@ -200,14 +182,14 @@ INLINE void add_rows(const int R, const job_t *job, const float *x, const float 
         tl_vec s = tl_vec_load(sums + j);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)
-            s = tl_vec_fma(x[r * job->csa], tl_vec_load(row + r * job->rsb + j), s);
+            s = tl_vec_fma(x[r * job->g.csa], tl_vec_load(row + r * job->g.rsb + j), s);
         tl_vec_store(sums + j, s);
     }
     if (j == span) return;
     tl_vec s = tl_vec_load(sums + j);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
-        s = tl_vec_fma(x[r * job->csa], load_first(row + r * job->rsb + j, span - j), s);
+        s = tl_vec_fma(x[r * job->g.csa], tl_load_first(row + r * job->g.rsb + j, span - j), s);
     tl_vec_store(sums + j, s);
 }
 
@@ -218,11 +200,11 @@ static void row_times_matrix(const job_t *job, const float *a, const float *b, f
     _Alignas(64) float sums[SPAN + LANES];
     for (int64_t j0 = 0; j0 < columns; j0 += SPAN) {
         int64_t span = tl_imin(columns - j0, SPAN);
-        for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
-            int64_t kc = tl_imin(job->n - k0, KC);
+        for (int64_t k0 = 0; k0 < job->g.n && !(k0 && tl_interrupted()); k0 += KC) {
+            int64_t kc = tl_imin(job->g.n - k0, KC);
             memset(sums, 0, sizeof(float) * (size_t)(span + LANES));
             for (int64_t k = 0, rows; k < kc; k += rows) {
-                const float *row = b + (k0 + k) * job->rsb + j0, *x = a + (k0 + k) * job->csa;
+                const float *row = b + (k0 + k) * job->g.rsb + j0, *x = a + (k0 + k) * job->g.csa;
                 rows = kc - k >= 8 ? 8 : 1;
                 if (rows == 8)
                     add_rows(8, job, x, row, span, sums);
@@ -241,10 +223,10 @@ static void row_times_transpose(const job_t *job, const float *a, const float *b
     for (int64_t j = 0; j < columns; j += NR) {
         int64_t w = tl_imin(columns - j, NR), off[NR];
         for (int64_t l = 0; l < NR; l++)
-            off[l] = (j + tl_imin(l, w - 1)) * job->csb;
-        for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
-            int64_t kc = tl_imin(job->n - k0, KC), k = 0;
-            const float *x = a + k0 * job->csa, *from = b + k0;
+            off[l] = (j + tl_imin(l, w - 1)) * job->g.csb;
+        for (int64_t k0 = 0; k0 < job->g.n && !(k0 && tl_interrupted()); k0 += KC) {
+            int64_t kc = tl_imin(job->g.n - k0, KC), k = 0;
+            const float *x = a + k0 * job->g.csa, *from = b + k0;
             tl_vec sum[2] = {{0}, {0}}, t[LANES];
             _Alignas(64) float sums[NR];
             for (; k + LANES <= kc; k += LANES)
@@ -252,16 +234,16 @@ static void row_times_transpose(const job_t *job, const float *a, const float *b
                     transpose(from + k, off + half * LANES, LANES, t);
 #pragma GCC unroll 16
                     for (int i = 0; i < LANES; i++)
-                        sum[half] = tl_vec_fma(x[(k + i) * job->csa], t[i], sum[half]);
+                        sum[half] = tl_vec_fma(x[(k + i) * job->g.csa], t[i], sum[half]);
                 }
             for (int64_t half = 0; k < kc && half < (w > LANES ? 2 : 1); half++) {
                 transpose(from + k, off + half * LANES, kc - k, t);
                 for (int64_t i = 0; i < kc - k; i++)
-                    sum[half] = tl_vec_fma(x[(k + i) * job->csa], t[i], sum[half]);
+                    sum[half] = tl_vec_fma(x[(k + i) * job->g.csa], t[i], sum[half]);
             }
             tl_vec_store(sums, sum[0]);
             tl_vec_store(sums + LANES, sum[1]);
-            store_tile(sums, 1, w, c + j * job->csc, 0, job->csc, k0 > 0);
+            store_tile(sums, 1, w, c + j * job->g.csc, 0, job->g.csc, k0 > 0);
         }
     }
 }
@@ -276,33 +258,33 @@ INLINE void pack_share(const job_t *job, float *strip, const float *from, int64_
     for (int64_t e = 0; e < 3; e++)
         edge[e] = q + e < shares ? kc * (q + e) / shares / LINE * LINE : kc;
     if (edge[0] < edge[1])
-        tl_gemm_pack_f32(strip + edge[0] * NR, NR, NR, edge[1] - edge[0], from + edge[0] * job->rsb, job->csb,
-                         job->rsb);
-    if (job->csb == 1) {
+        tl_gemm_pack_f32(strip + edge[0] * NR, NR, NR, edge[1] - edge[0], from + edge[0] * job->g.rsb, job->g.csb,
+                         job->g.rsb);
+    if (job->g.csb == 1) {
         for (int64_t k = edge[1]; k < edge[2]; k++)
             for (int64_t l = 0; l < NR; l += LINE)
-                __builtin_prefetch(from + k * job->rsb + l, 0, 2);
+                __builtin_prefetch(from + k * job->g.rsb + l, 0, 2);
     } else {
         for (int64_t k = edge[1]; k < edge[2]; k += LINE)
             for (int64_t l = 0; l < NR; l++)
-                __builtin_prefetch(from + l * job->csb + k, 0, 2);
+                __builtin_prefetch(from + l * job->g.csb + k, 0, 2);
     }
 }
 
 static void add_bias(const job_t *job, float *c, const float *bias, int64_t rows, int64_t columns)
 {
     for (int64_t i = 0; i < rows; i++) {
-        float *restrict row = c + i * job->rsc;
-        const float *restrict add = bias + i * job->bias_rows;
-        if (job->csc == 1 && job->bias_columns == 1)
+        float *restrict row = c + i * job->g.rsc;
+        const float *restrict add = bias + i * job->g.bias_rows;
+        if (job->g.csc == 1 && job->g.bias_columns == 1)
             for (int64_t j = 0; j < columns; j++)
                 row[j] += add[j];
-        else if (job->csc == 1 && job->bias_columns == 0)
+        else if (job->g.csc == 1 && job->g.bias_columns == 0)
             for (int64_t j = 0; j < columns; j++)
                 row[j] += *add;
         else
             for (int64_t j = 0; j < columns; j++)
-                row[j * job->csc] += add[j * job->bias_columns];
+                row[j * job->g.csc] += add[j * job->g.bias_columns];
     }
 }
 
@@ -313,12 +295,12 @@ INLINE void multiply_panel(const job_t *job, int64_t kc, const float *panel, con
 {
     int64_t vectors = w > LANES ? 2 : 1;
     kernel_fn_f32 kernel = kernels_f32[h][vectors - 1];
-    if (job->csc == 1 && w == vectors * LANES) {
-        kernel(kc, panel, b, ldb, c, job->rsc, add);
+    if (job->g.csc == 1 && w == vectors * LANES) {
+        kernel(kc, panel, b, ldb, c, job->g.rsc, add);
     } else {
         _Alignas(64) float edge[MR * NR];
         kernel(kc, panel, b, ldb, edge, NR, 0);
-        store_tile(edge, h, w, c, job->rsc, job->csc, add);
+        store_tile(edge, h, w, c, job->g.rsc, job->g.csc, add);
     }
     if (bias) add_bias(job, c, bias, h, w);
 }
@@ -332,28 +314,29 @@ static void multiply_tile(const job_t *job, const float *a, const float *b, floa
     const int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
     const int64_t strips = tl_ceil_div(columns, NR), rest = columns % NR == LANES ? 0 : columns % NR,
                   last = columns - rest;
-    for (int64_t k0 = 0; k0 < job->n && !(k0 && tl_interrupted()); k0 += KC) {
-        const int64_t kc = tl_imin(job->n - k0, KC);
-        const float *const last_bias = k0 + kc == job->n ? bias : NULL, *const from = b + k0 * job->rsb;
+    for (int64_t k0 = 0; k0 < job->g.n && !(k0 && tl_interrupted()); k0 += KC) {
+        const int64_t kc = tl_imin(job->g.n - k0, KC);
+        const float *const last_bias = k0 + kc == job->g.n ? bias : NULL, *const from = b + k0 * job->g.rsb;
         int ready = 0; /* the strip was packed during the one before it */
         for (int64_t q = 0; q < panels; q++) {
             const int64_t i = q * height + tl_imin(q, taller), h = height + (q < taller);
-            tl_gemm_pack_f32(a_block + i * kc, h, h, kc, a + i * job->rsa + k0 * job->csa, job->rsa, job->csa);
+            tl_gemm_pack_f32(a_block + i * kc, h, h, kc, a + i * job->g.rsa + k0 * job->g.csa, job->g.rsa, job->g.csa);
         }
-        if (job->direct && rest) tl_gemm_pack_f32(strip, rest > LANES ? NR : LANES, rest, kc, from + last, 1, job->rsb);
+        if (job->direct && rest)
+            tl_gemm_pack_f32(strip, rest > LANES ? NR : LANES, rest, kc, from + last, 1, job->g.rsb);
         for (int64_t t = 0; t < panels * strips; t++) {
             const int64_t q = job->direct ? t / strips : t % panels, j = (job->direct ? t % strips : t / panels) * NR;
             const int64_t w = tl_imin(columns - j, NR), wide = w > LANES ? NR : LANES;
             const int64_t i = q * height + tl_imin(q, taller), h = height + (q < taller);
             const int in_place = job->direct && w == wide;
             if (!job->direct && q == 0) {
-                if (!ready) tl_gemm_pack_f32(strip, wide, w, kc, from + j * job->csb, job->csb, job->rsb);
+                if (!ready) tl_gemm_pack_f32(strip, wide, w, kc, from + j * job->g.csb, job->g.csb, job->g.rsb);
                 ready = columns - j >= 2 * NR;
             }
-            if (ready) pack_share(job, spare, from + (j + NR) * job->csb, kc, q, panels);
-            multiply_panel(job, kc, a_block + i * kc, in_place ? from + j : strip, in_place ? job->rsb : wide,
-                           c + i * job->rsc + j * job->csc, h, w, k0 > 0,
-                           last_bias ? last_bias + i * job->bias_rows + j * job->bias_columns : NULL);
+            if (ready) pack_share(job, spare, from + (j + NR) * job->g.csb, kc, q, panels);
+            multiply_panel(job, kc, a_block + i * kc, in_place ? from + j : strip, in_place ? job->g.rsb : wide,
+                           c + i * job->g.rsc + j * job->g.csc, h, w, k0 > 0,
+                           last_bias ? last_bias + i * job->g.bias_rows + j * job->g.bias_columns : NULL);
             if (ready && q == panels - 1) {
                 float *used = strip;
                 strip = spare;
@@ -369,7 +352,7 @@ static void outer_product(const job_t *job, const float *a, const float *restric
 {
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < columns; j++)
-            c[i * job->rsc + j] = fmaf(a[i * job->rsa], b[j], 0);
+            c[i * job->g.rsc + j] = fmaf(a[i * job->g.rsa], b[j], 0);
 }
 
 /* Task t: a tile of one product (column tiles fastest), or products_per_task whole products. */
@@ -378,26 +361,26 @@ static void task(void *arg, int64_t t, int32_t worker)
     const job_t *job = arg;
     const tl_gemm_tiles *of = &job->tiles;
     int64_t tiles = of->down * of->across, tile = t % tiles;
-    int64_t first = t / tiles * of->products, last = tl_imin(first + of->products, job->batch);
+    int64_t first = t / tiles * of->products, last = tl_imin(first + of->products, job->g.batch);
     int64_t i = tile / of->across * of->rows, j = tile % of->across * of->columns;
-    int64_t rows = tl_imin(job->m - i, of->rows), columns = tl_imin(job->p - j, of->columns);
+    int64_t rows = tl_imin(job->g.m - i, of->rows), columns = tl_imin(job->g.p - j, of->columns);
     float *a_block = job->blocks + worker * job->worker_elements, *strip = a_block + job->a_elements;
     for (int64_t q = first; q < last; q++) {
-        const float *a = job->a + q * job->sa + i * job->rsa, *b = job->b + q * job->sb + j * job->csb;
-        const float *bias = job->bias ? job->bias + i * job->bias_rows + j * job->bias_columns : NULL;
-        float *c = job->c + q * job->sc + i * job->rsc + j * job->csc;
-        if (rows == 1 && job->csb == 1 && job->csc == 1)
+        const float *a = job->a + q * job->g.sa + i * job->g.rsa, *b = job->b + q * job->g.sb + j * job->g.csb;
+        const float *bias = job->bias ? job->bias + i * job->g.bias_rows + j * job->g.bias_columns : NULL;
+        float *c = job->c + q * job->g.sc + i * job->g.rsc + j * job->g.csc;
+        if (rows == 1 && job->g.csb == 1 && job->g.csc == 1)
             row_times_matrix(job, a, b, c, columns);
-        else if (job->n == 1 && job->csb == 1 && job->csc == 1)
+        else if (job->g.n == 1 && job->g.csb == 1 && job->g.csc == 1)
             outer_product(job, a, b, c, rows, columns);
-        else if (rows == 1 && job->rsb == 1)
+        else if (rows == 1 && job->g.rsb == 1)
             row_times_transpose(job, a, b, c, columns);
-        else if (job->n > 0) {
+        else if (job->g.n > 0) {
             multiply_tile(job, a, b, c, bias, rows, columns, a_block, strip, strip + job->strip_elements);
             continue;
         }
-        for (int64_t e = 0; job->n == 0 && e < rows * columns; e++)
-            c[e / columns * job->rsc + e % columns * job->csc] = 0;
+        for (int64_t e = 0; job->g.n == 0 && e < rows * columns; e++)
+            c[e / columns * job->g.rsc + e % columns * job->g.csc] = 0;
         if (bias) add_bias(job, c, bias, rows, columns);
     }
 }
@@ -425,22 +408,16 @@ int64_t tl_gemm_cut(tl_gemm_tiles *t, int64_t batch, int64_t m, int64_t p, int64
 
 static int32_t product(tl_context *ctx, const tl_gemm_args *g, const float *A, const float *B, float *C)
 {
-    job_t job = {
-        .a = A, .b = B, .c = C, .bias = g->bias, .bias_rows = g->bias_of_rows, .bias_columns = !g->bias_of_rows};
-    job.batch = g->batch, job.m = g->m, job.n = g->n, job.p = g->p, job.sa = g->sa, job.sb = g->sb, job.sc = g->sc;
-    job.rsa = g->rsa, job.csa = g->csa, job.rsb = g->rsb, job.csb = g->csb, job.rsc = g->ldc, job.csc = 1;
-    if (4 * g->p <= 3 * LANES && g->p < g->m) { /* the lanes run along the rows of C */
-        job.a = B, job.m = g->p, job.rsa = g->csb, job.csa = g->rsb, job.sa = g->sb;
-        job.b = A, job.p = g->m, job.rsb = g->csa, job.csb = g->rsa, job.sb = g->sa;
-        job.rsc = 1, job.csc = g->ldc, job.bias_rows = !g->bias_of_rows, job.bias_columns = g->bias_of_rows;
-    }
+    job_t job = {.g = *g, .a = A, .b = B, .c = C, .bias = g->bias};
+    if (4 * g->p <= 3 * LANES && g->p < g->m) /* the lanes run along the rows of C */
+        job.g = tl_gemm_transposed(g), job.a = B, job.b = A;
     const int64_t wanted = tl_imax(MIN_TASKS, TASKS_PER_WORKER * tl_workers());
-    const double m = (double)job.m, n = (double)job.n, p = (double)job.p, cost = m * n * p + 16 * n * (m + p);
-    job.tiles = (tl_gemm_tiles){.rows = TILE_ROWS, .columns = job.m == 1 ? TILE_COLUMNS_ONE_ROW : TILE_COLUMNS};
-    int64_t tasks = tl_gemm_cut(&job.tiles, job.batch, job.m, job.p, NR, cost, TASK_COST, wanted);
-    int64_t kc = tl_imin(job.n, KC), rows = tl_imin(job.m, job.tiles.rows);
-    int64_t cells = job.n * tl_imin(job.p, job.tiles.columns);
-    job.direct = job.csb == 1 && (cells <= DIRECT_CELLS || (rows <= MR && cells <= DIRECT_CELLS_ONE_PANEL));
+    const double m = (double)job.g.m, n = (double)job.g.n, p = (double)job.g.p, cost = m * n * p + 16 * n * (m + p);
+    job.tiles = (tl_gemm_tiles){.rows = TILE_ROWS, .columns = job.g.m == 1 ? TILE_COLUMNS_ONE_ROW : TILE_COLUMNS};
+    int64_t tasks = tl_gemm_cut(&job.tiles, job.g.batch, job.g.m, job.g.p, NR, cost, TASK_COST, wanted);
+    int64_t kc = tl_imin(job.g.n, KC), rows = tl_imin(job.g.m, job.tiles.rows);
+    int64_t cells = job.g.n * tl_imin(job.g.p, job.tiles.columns);
+    job.direct = job.g.csb == 1 && (cells <= DIRECT_CELLS || (rows <= MR && cells <= DIRECT_CELLS_ONE_PANEL));
     job.a_elements = tl_ceil_div(rows * kc + LANES, 64) * 64;
     job.strip_elements = tl_ceil_div(NR * kc + LANES, 64) * 64;
     job.worker_elements = job.a_elements + 2 * job.strip_elements;
@@ -468,28 +445,30 @@ static int32_t product(tl_context *ctx, const tl_gemm_args *g, const float *A, c
 
 /* The sums of a round of blocks, added to C in order. */
 typedef struct {
+    const tl_gemm_args *g;
     const float *sums, *bias;
     float *c;
-    int64_t blocks, m, p, ldc, rows_per_task, bias_of_rows;
+    int64_t blocks, rows_per_task;
     int accumulate;
 } round_t;
 
 static void add_blocks(void *arg, int64_t t, TL_UNUSED int32_t worker)
 {
     const round_t *round = arg;
-    int64_t first = t * round->rows_per_task, last = tl_imin(first + round->rows_per_task, round->m);
+    const tl_gemm_args *g = round->g;
+    int64_t first = t * round->rows_per_task, last = tl_imin(first + round->rows_per_task, g->m);
     for (int64_t i = first; i < last; i++) {
-        float *restrict c = round->c + i * round->ldc;
+        float *restrict c = round->c + i * g->rsc;
         for (int64_t block = 0; block < round->blocks; block++) {
-            const float *restrict s = round->sums + (block * round->m + i) * round->p;
+            const float *restrict s = round->sums + (block * g->m + i) * g->p;
             if (block == 0 && !round->accumulate)
-                memcpy(c, s, sizeof(float) * (size_t)round->p);
+                memcpy(c, s, sizeof(float) * (size_t)g->p);
             else
-                for (int64_t j = 0; j < round->p; j++)
+                for (int64_t j = 0; j < g->p; j++)
                     c[j] += s[j];
         }
-        for (int64_t j = 0; round->bias && j < round->p; j++)
-            c[j] += round->bias[round->bias_of_rows ? i : j];
+        for (int64_t j = 0; round->bias && j < g->p; j++)
+            c[j] += round->bias[i * g->bias_rows + j * g->bias_columns];
     }
 }
 
@@ -501,13 +480,12 @@ static int32_t split_inner(tl_context *ctx, const tl_gemm_args *g, const float *
     void *sums;
     int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(tl_imin(blocks, ROUND) * g->m * g->p), &sums);
     if (status) return status;
-    round_t round = {.sums = sums, .c = C, .m = g->m, .p = g->p, .ldc = g->ldc, .bias_of_rows = g->bias_of_rows};
-    round.rows_per_task = tl_ceil_div(1024, g->p);
+    round_t round = {.g = g, .sums = sums, .c = C, .rows_per_task = tl_ceil_div(1024, g->p)};
     for (int64_t first = 0; first < blocks && !status && !tl_interrupted(); first += ROUND) {
         round.blocks = tl_imin(ROUND, blocks - first);
         int64_t rest = tl_imin(g->n - first * KC, round.blocks * KC), whole = rest / KC;
         tl_gemm_args part = *g;
-        part.batch = whole, part.n = KC, part.ldc = g->p, part.bias = 0;
+        part.batch = whole, part.n = KC, part.rsc = g->p, part.bias = 0;
         part.sa = KC * g->csa, part.sb = KC * g->rsb, part.sc = g->m * g->p;
         const float *a = A + first * part.sa, *b = B + first * part.sb;
         if (whole) status = product(ctx, &part, a, b, sums);
@@ -529,7 +507,7 @@ int32_t tl_gemm_f32(tl_context *ctx, const tl_gemm_args *g, const float *A, cons
 {
     tl_gemm_args args = *g;
     if (args.batch == 0 || args.m == 0 || args.p == 0) return 0;
-    if (args.sb == 0 && args.sa == args.m * args.rsa && args.sc == args.m * args.ldc && !args.bias_of_rows) {
+    if (args.sb == 0 && args.sa == args.m * args.rsa && args.sc == args.m * args.rsc && !args.bias_rows) {
         args.m *= args.batch;
         args.batch = 1;
     }

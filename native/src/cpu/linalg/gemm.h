@@ -4,7 +4,7 @@
  * m, p, batch and the strides. The inner dimension is cut into blocks of TL_GEMM_KC:
  *     s_b = fma(A[i,k], B[k,j], ... fma(A[i,k0], B[k0,j], 0))    over the k of block b, in increasing order
  *     C   = ((s_0 + s_1) + s_2) + ...
- *     C   = C + bias[j]                                          last, if there is a bias (of rows: bias[i])
+ *     C   = C + bias[i*bias_rows + j*bias_columns]               last, if there is a bias
  * so the summation tree has the height n up to TL_GEMM_KC and TL_GEMM_KC + blocks - 1 beyond, plus one for the bias. */
 #pragma once
 
@@ -13,17 +13,26 @@
 #define TL_GEMM_KC 256
 
 /* `batch` independent products C[m,p] = A[m,n]·B[n,p], advancing A, B and C by sa, sb and sc elements. Element (i,k)
- * of A is A[i*rsa + k*csa], element (k,j) of B is B[k*rsb + j*csb], element (i,j) of C is C[i*ldc + j]. One stride of
- * A and of B is 1, either of them, so a transpose is never materialised. sa or sb may be 0.
- * C overlaps neither input. `bias` is NULL or p elements of the product's type, or with `bias_of_rows` m of them. With n = 0 the
- * product is zeros. */
+ * of A is A[i*rsa + k*csa], element (k,j) of B is B[k*rsb + j*csb], element (i,j) of C is C[i*rsc + j*csc]. One stride of
+ * each is 1, either of them, so a transpose is never materialised. sa or sb may be 0. C overlaps neither input. `bias` is NULL or of
+ * the product's type; one of its strides is 1, the other 0. With n = 0 the product is zeros. */
 typedef struct tl_gemm_args {
     int64_t batch, m, n, p;
-    int64_t rsa, csa, rsb, csb, ldc;
+    int64_t rsa, csa, rsb, csb, rsc, csc;
     int64_t sa, sb, sc;
     const void *bias;
-    int64_t bias_of_rows; /* 0 or 1 */
+    int64_t bias_rows, bias_columns;
 } tl_gemm_args;
+
+/* The product transposed, in which A and B change places. */
+static inline tl_gemm_args tl_gemm_transposed(const tl_gemm_args *g)
+{
+    tl_gemm_args t = *g;
+    t.m = g->p, t.rsa = g->csb, t.csa = g->rsb, t.sa = g->sb;
+    t.p = g->m, t.rsb = g->csa, t.csb = g->rsa, t.sb = g->sa;
+    t.rsc = g->csc, t.csc = g->rsc, t.bias_rows = g->bias_columns, t.bias_columns = g->bias_rows;
+    return t;
+}
 
 #define tl_gemm_f32 TL_V(tl_gemm_f32)
 

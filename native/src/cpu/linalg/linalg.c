@@ -9,14 +9,15 @@
  * tb, B is stored (p, n). */
 static tl_gemm_args product(int64_t batch, int64_t m, int64_t n, int64_t p, int ta, int tb)
 {
-    tl_gemm_args g = {.batch = batch, .m = m, .n = n, .p = p, .ldc = p, .sa = m * n, .sb = n * p, .sc = m * p};
+    tl_gemm_args g = {.batch = batch, .m = m, .n = n, .p = p, .rsc = p, .csc = 1, .bias_columns = 1};
+    g.sa = m * n, g.sb = n * p, g.sc = m * p;
     g.rsa = ta ? 1 : n, g.csa = ta ? m : 1, g.rsb = tb ? 1 : p, g.csb = tb ? n : 1;
     return g;
 }
 
 static int32_t multiply(tl_context *ctx, tl_gemm_args args, const float *A, const float *B, float *C)
 {
-    return tl_is_reproducible(ctx) ? tl_chain_f32(ctx, &args, A, B, C) : tl_gemm_f32(ctx, &args, A, B, C);
+    return tl_is_reproducible(ctx) ? tl_chain_strided(ctx, &args, A, B, C, 0) : tl_gemm_f32(ctx, &args, A, B, C);
 }
 
 int32_t tl_cpu_matmul(tl_context *ctx, const float *A, const float *B, int64_t m, int64_t n, int64_t p, float *out)
@@ -82,5 +83,5 @@ int32_t tl_cpu_linear_bwd(tl_context *ctx, const float *W, const float *x, const
 int32_t tl_cpu_dgemm(tl_context *ctx, const double *A, const double *B, int64_t m, int64_t n, int64_t p, double *out)
 {
     tl_gemm_args args = product(1, m, n, p, 0, 0);
-    return tl_chain_f64(ctx, &args, A, B, out);
+    return tl_chain_strided(ctx, &args, A, B, out, 1);
 }

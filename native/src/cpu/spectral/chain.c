@@ -111,43 +111,35 @@ static inline double sum_of(const sums *s, int i, int64_t terms, int64_t segment
     return terms > segment ? s->total[i] + s->part[i] : s->part[i];
 }
 
+/* Mode k of Z[o] = weight·Σ_c X[c]·w[c, o], or if it goes `back` of dX[c] = weight·Σ_o dZ[o]·conj(w[c, o]). */
+static inline void mix_mode(const tl_mix *m, int64_t k, const float *from, double weight, const int back, float *to)
+{
+    const int64_t width = m->width, segment = tl_chain_segment(2 * width);
+    const float *x = from + 2 * k * width, *re = m->wRe + k * width * width, *im = m->wIm + k * width * width;
+    for (int64_t i = 0; i < width; i++) {
+        sums s = {{0}, {0}};
+        for (int64_t j = 0; j < width; j++) {
+            const int64_t at = back ? i * width + j : j * width + i;
+            const double a = (double)x[j], b = (double)x[width + j], r = (double)re[at], t = (double)im[at];
+            add_terms(&s, 2 * j, segment, a * r, back ? b * t : -(b * t), back ? b * r : a * t,
+                      back ? -(a * t) : b * r);
+        }
+        to[2 * k * width + i] = (float)(sum_of(&s, 0, 2 * width, segment) * weight);
+        to[(2 * k + 1) * width + i] = (float)(sum_of(&s, 1, 2 * width, segment) * weight);
+    }
+}
+
 /* A task owns a mode. */
 static void mix_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
     const tl_mix *m = arg;
-    const int64_t width = m->width, segment = tl_chain_segment(2 * width);
-    const double weight = tl_bin_weight(k, m->n);
-    const float *X = m->X + 2 * k * width;
-    for (int64_t o = 0; o < width; o++) {
-        sums s = {{0}, {0}};
-        for (int64_t c = 0; c < width; c++) {
-            const double r = (double)X[c], i = (double)X[width + c];
-            const double wr = (double)m->wRe[(k * width + c) * width + o];
-            const double wi = (double)m->wIm[(k * width + c) * width + o];
-            add_terms(&s, 2 * c, segment, r * wr, -(i * wi), r * wi, i * wr);
-        }
-        m->Z[2 * k * width + o] = (float)(sum_of(&s, 0, 2 * width, segment) * weight);
-        m->Z[(2 * k + 1) * width + o] = (float)(sum_of(&s, 1, 2 * width, segment) * weight);
-    }
+    mix_mode(m, k, m->X, tl_bin_weight(k, m->n), 0, m->Z);
 }
 
-/* The same: dX[c] = Σ_o dZ[o]·conj(w[c, o]). */
 static void mix_bwd_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
     const tl_mix *m = arg;
-    const int64_t width = m->width, segment = tl_chain_segment(2 * width);
-    const float *Z = m->Z + 2 * k * width;
-    for (int64_t c = 0; c < width; c++) {
-        sums s = {{0}, {0}};
-        for (int64_t o = 0; o < width; o++) {
-            const double r = (double)Z[o], i = (double)Z[width + o];
-            const double wr = (double)m->wRe[(k * width + c) * width + o];
-            const double wi = (double)m->wIm[(k * width + c) * width + o];
-            add_terms(&s, 2 * o, segment, r * wr, i * wi, i * wr, -(r * wi));
-        }
-        m->D[2 * k * width + c] = (float)sum_of(&s, 0, 2 * width, segment);
-        m->D[(2 * k + 1) * width + c] = (float)sum_of(&s, 1, 2 * width, segment);
-    }
+    mix_mode(m, k, m->Z, 1.0, 1, m->D);
 }
 
 /* A task owns a mode of the weights' gradients. */

@@ -10,6 +10,7 @@
 #include "cpu/sum_tree.h"
 #include "formula/dft_tile.h"
 #include "formula/integer.h"
+#include "generated/shape.h"
 #include "generated/spectral.h"
 
 /* A task takes CHANNELS channels at a time, whatever the vectors' width. */
@@ -36,9 +37,8 @@ struct tiles {
     const tl_fft *roots;             /* TL_FFT_ROOTS */
     int64_t n, width, modes, padded; /* padded: modes to a multiple of 4 */
     const float *table;
-    const float *x; /* analysis: (n, width) */
-    float *sums;    /* analysis: [block][mode][re, im][CHANNELS-padded width] */
-    int64_t columns;
+    const float *x;    /* analysis: (n, width) */
+    float *sums;       /* analysis: [block][mode][re, im][width] */
     const float *bins; /* synthesis: (modes, re and im, width) */
     float *y;
     char *scratch;
@@ -79,21 +79,10 @@ static void fold_tile(const struct tiles *t, int64_t t0, int64_t channel, tl_vec
     const float *x = t->x + t0 * t->width + channel;
     const int64_t rows = t->n - t0 < TILE ? t->n - t0 : TILE;
     const int64_t lanes = t->width - channel < TL_W ? t->width - channel : TL_W;
-    if (rows == TILE && lanes == TL_W) {
-        for (int64_t j = 0; j < HALF; j++) {
-            const tl_vec a = *(const tl_vec_any *)(x + (HALF + j) * t->width);
-            const tl_vec b = *(const tl_vec_any *)(x + (HALF - 1 - j) * t->width);
-            plus[j] = a + b;
-            minus[j] = a - b;
-        }
-        return;
-    }
     for (int64_t j = 0; j < HALF; j++) {
         tl_vec a = {0}, b = {0};
-        for (int64_t l = 0; l < lanes; l++) {
-            a[l] = HALF + j < rows ? x[(HALF + j) * t->width + l] : 0.0f;
-            b[l] = HALF - 1 - j < rows ? x[(HALF - 1 - j) * t->width + l] : 0.0f;
-        }
+        if (HALF + j < rows) a = tl_load_first(x + (HALF + j) * t->width, lanes);
+        if (HALF - 1 - j < rows) b = tl_load_first(x + (HALF - 1 - j) * t->width, lanes);
         plus[j] = a + b;
         minus[j] = a - b;
     }
@@ -103,9 +92,9 @@ static void fold_tile(const struct tiles *t, int64_t t0, int64_t channel, tl_vec
 static void analysis_task(void *arg, int64_t task, int32_t worker)
 {
     const struct tiles *t = arg;
-    const int64_t chunks = t->columns / CHANNELS, block = task / chunks, first = task % chunks * CHANNELS;
+    const int64_t chunks = tl_ceil_div(t->width, CHANNELS), block = task / chunks, first = task % chunks * CHANNELS;
     const int64_t end = (block + 1) * TL_DFT_TILES * TILE < t->n ? (block + 1) * TL_DFT_TILES * TILE : t->n;
-    float *sums = t->sums + block * 2 * t->modes * t->columns + first;
+    float *sums = t->sums + block * 2 * t->modes * t->width + first;
     tl_vec *total = (tl_vec *)(t->scratch + worker * t->per_worker); /* [group][mode][re, im] */
     float *roots = (float *)(total + 2 * GROUPS * t->padded);
     const float *cosines = t->table, *sines = t->table + HALF * t->padded;
@@ -116,19 +105,13 @@ static void analysis_task(void *arg, int64_t task, int32_t worker)
             tl_vec plus[HALF], minus[HALF];
             fold_tile(t, t0, first + g * TL_W, plus, minus);
             for (int64_t k = 0; k < t->modes; k += 4) {
-                tl_vec e0 = {0}, e1 = {0}, e2 = {0}, e3 = {0}, o0 = {0}, o1 = {0}, o2 = {0}, o3 = {0};
+                tl_vec e[4] = {{0}}, o[4] = {{0}};
                 const float *c = cosines + k, *s = sines + k;
-                for (int64_t j = 0; j < HALF; j++, c += t->padded, s += t->padded) {
-                    e0 = tl_fma(c[0], plus[j], e0);
-                    e1 = tl_fma(c[1], plus[j], e1);
-                    e2 = tl_fma(c[2], plus[j], e2);
-                    e3 = tl_fma(c[3], plus[j], e3);
-                    o0 = tl_fma(s[0], minus[j], o0);
-                    o1 = tl_fma(s[1], minus[j], o1);
-                    o2 = tl_fma(s[2], minus[j], o2);
-                    o3 = tl_fma(s[3], minus[j], o3);
-                }
-                const tl_vec e[4] = {e0, e1, e2, e3}, o[4] = {o0, o1, o2, o3};
+                for (int64_t j = 0; j < HALF; j++, c += t->padded, s += t->padded)
+                    for (int q = 0; q < 4; q++) {
+                        e[q] = tl_vec_fma(c[q], plus[j], e[q]);
+                        o[q] = tl_vec_fma(s[q], minus[j], o[q]);
+                    }
                 tl_vec *sum = total + 2 * (g * t->padded + k);
                 for (int64_t q = 0; q < 4 && k + q < t->modes; q++) {
                     const float rc = roots[2 * (k + q)], rs = roots[2 * (k + q) + 1];
@@ -139,30 +122,28 @@ static void analysis_task(void *arg, int64_t task, int32_t worker)
         }
     }
     for (int64_t k = 0; k < t->modes; k++)
-        for (int64_t g = 0; g < GROUPS; g++)
+        for (int64_t g = 0; g < GROUPS && first + g * TL_W < t->width; g++)
             for (int64_t part = 0; part < 2; part++)
-                *(tl_vec_any *)(sums + (2 * k + part) * t->columns + g * TL_W) = total[2 * (g * t->padded + k) + part];
+                tl_store_first(sums + (2 * k + part) * t->width + g * TL_W, total[2 * (g * t->padded + k) + part],
+                               tl_imin(t->width - first - g * TL_W, TL_W));
 }
 
 /* A task owns a block of tiles and CHANNELS channels of y. */
 static void synthesis_task(void *arg, int64_t task, int32_t worker)
 {
     const struct tiles *t = arg;
-    const int64_t chunks = t->columns / CHANNELS, block = task / chunks, first = task % chunks * CHANNELS;
+    const int64_t chunks = tl_ceil_div(t->width, CHANNELS), block = task / chunks, first = task % chunks * CHANNELS;
     const int64_t end = (block + 1) * TL_DFT_TILES * TILE < t->n ? (block + 1) * TL_DFT_TILES * TILE : t->n;
     tl_vec *coefficients = (tl_vec *)(t->scratch + worker * t->per_worker); /* [group][mode][re, im] */
     tl_vec *turned = coefficients + 2 * GROUPS * t->padded;
     float *roots = (float *)(turned + 2 * t->padded);
     const float *cosines = t->table, *sines = t->table + HALF * t->padded;
-    for (int64_t g = 0; g < GROUPS; g++)
+    for (int64_t g = 0; g < GROUPS && first + g * TL_W < t->width; g++)
         for (int64_t k = 0; k < t->modes; k++) {
-            tl_vec r = {0}, i = {0};
-            for (int64_t l = 0, c = first + g * TL_W; l < TL_W && c + l < t->width; l++) {
-                r[l] = t->bins[2 * k * t->width + c + l];
-                i[l] = t->bins[(2 * k + 1) * t->width + c + l];
-            }
-            coefficients[2 * (g * t->padded + k)] = r;
-            coefficients[2 * (g * t->padded + k) + 1] = i;
+            const int64_t channel = first + g * TL_W, lanes = tl_imin(t->width - channel, TL_W);
+            tl_vec *to = coefficients + 2 * (g * t->padded + k);
+            to[0] = tl_load_first(t->bins + 2 * k * t->width + channel, lanes);
+            to[1] = tl_load_first(t->bins + (2 * k + 1) * t->width + channel, lanes);
         }
     for (int64_t t0 = block * TL_DFT_TILES * TILE; t0 < end; t0 += TILE) {
         const int64_t rows = t->n - t0 < TILE ? t->n - t0 : TILE;
@@ -181,121 +162,73 @@ static void synthesis_task(void *arg, int64_t task, int32_t worker)
                 const float *c = cosines + j, *s = sines + j;
                 for (int64_t k = 0; k < t->modes; k++, c += HALF, s += HALF)
                     for (int q = 0; q < 4; q++) {
-                        e[q] = tl_fma(c[q], turned[2 * k], e[q]);
-                        o[q] = tl_fma(s[q], turned[2 * k + 1], o[q]);
+                        e[q] = tl_vec_fma(c[q], turned[2 * k], e[q]);
+                        o[q] = tl_vec_fma(s[q], turned[2 * k + 1], o[q]);
                     }
                 for (int q = 0; q < 4; q++) {
                     const int64_t at[2] = {HALF + j + q, HALF - 1 - j - q};
                     const tl_vec v[2] = {e[q] - o[q], e[q] + o[q]};
-                    for (int side = 0; side < 2; side++) {
-                        if (at[side] >= rows) continue;
-                        if (lanes == TL_W)
-                            *(tl_vec_any *)(y + at[side] * t->width) = v[side];
-                        else
-                            for (int64_t l = 0; l < lanes; l++)
-                                y[at[side] * t->width + l] = v[side][l];
-                    }
+                    for (int side = 0; side < 2; side++)
+                        if (at[side] < rows) tl_store_first(y + at[side] * t->width, v[side], lanes);
                 }
             }
         }
     }
 }
 
-/* ---- whole transforms -------------------------------------------------------------------------------------------- */
-
-/* Channels (n, width) as rows (width, n), and their packed spectra: one of x and y is NULL, bins are those that are kept. */
-struct rows {
-    int64_t n, width, modes, apart; /* floats of a packed spectrum */
-    const float *x, *bins_in;
-    float *y, *bins_out;
-    float *real, *spectra;
-};
-
-/* to[c·to_row + r] = from[r·from_row + c]. */
-static void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns, float *to, int64_t to_row)
-{
-    for (int64_t r = 0; r < rows; r += TL_W)
-        for (int64_t c = 0; c < columns; c += TL_W) {
-            const int64_t height = tl_imin(rows - r, TL_W), width = tl_imin(columns - c, TL_W);
-            tl_vec a[TL_W];
-            for (int64_t l = 0; l < TL_W; l++)
-                a[l] = l < height ? tl_read_first(from + (r + l) * from_row + c, width) : (tl_vec){0};
-            tl_transpose_square(a);
-            for (int64_t l = 0; l < width; l++)
-                tl_store_first(to + (c + l) * to_row + r, a[l], height);
-        }
-}
-
-/* Before the transforms: TL_W channels, or their bins, become rows. */
-static void enter_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const struct rows *job = arg;
-    const int64_t first = task * TL_W, count = tl_imin(TL_W, job->width - first);
-    float *spectra = job->spectra + first * job->apart;
-    if (job->x) {
-        transpose(job->x + first, job->width, job->n, count, job->real + first * job->n, job->n);
-        return;
-    }
-    memset(spectra, 0, (size_t)(count * job->apart) * sizeof(float));
-    transpose(job->bins_in + first, job->width, 2 * job->modes, count, spectra, job->apart);
-}
-
-/* After them. */
-static void leave_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const struct rows *job = arg;
-    const int64_t first = task * TL_W, count = tl_imin(TL_W, job->width - first);
-    if (job->y)
-        transpose(job->real + first * job->n, job->n, count, job->n, job->y + first, job->width);
-    else
-        transpose(job->spectra + first * job->apart, job->apart, count, 2 * job->modes, job->bins_out + first,
-                  job->width);
-}
-
 /* ---- a transform of every channel, and its adjoint --------------------------------------------------------------- */
 
-/* X (modes, re and im, width) from x, or y from Z; the other pointers are NULL. */
+/* to (columns, rows) from `from` (rows, columns). */
+static int32_t transpose(tl_context *ctx, const float *from, int64_t rows, int64_t columns, float *to)
+{
+    const tl_dims size = {2, {rows, columns}}, axes = {2, {1, 0}};
+    return tl_cpu_permute(ctx, from, &size, &axes, to);
+}
+
+/* X (modes, re and im, width) from x, or y from Z; the other pointers are NULL. Channels become rows (width, n), whose packed
+ * spectra are transposed whole. */
 static int32_t whole(tl_context *ctx, const tl_mix *m, const float *x, float *X, const float *Z, float *y)
 {
-    const int64_t n = m->n, width = m->width, numbers = width * n, tasks = tl_ceil_div(width, TL_W);
-    struct rows job = {n, width, m->modes, 2 * (n / 2 + 1), x, Z, y, X, NULL, NULL};
-    int32_t status = tl_pool_alloc(ctx, (size_t)(numbers + width * job.apart) * sizeof(float), (void **)&job.real);
+    const int64_t n = m->n, width = m->width, packed = 2 * (n / 2 + 1), kept = 2 * m->modes * width;
+    float *rows;
+    int32_t status = tl_pool_alloc(ctx, (size_t)(width * (n + 2 * packed)) * sizeof(float), (void **)&rows);
     if (status) return status;
-    job.spectra = job.real + numbers;
-    tl_parallel(tasks, enter_task, &job);
-    status = tl_real_transform(ctx, x ? job.real : job.spectra, x ? job.spectra : job.real, width, n, !x, 1.0,
-                               x ? 1.0 : 0.5);
-    if (!status) tl_parallel(tasks, leave_task, &job);
-    tl_pool_free(ctx, job.real);
+    float *const spectra = rows + width * n, *const bins = spectra + width * packed;
+    if (x) {
+        status = transpose(ctx, x, n, width, rows);
+        if (!status) status = tl_real_transform(ctx, rows, spectra, width, n, 0, 1.0, 1.0);
+        if (!status) status = transpose(ctx, spectra, width, packed, bins);
+        if (!status) memcpy(X, bins, (size_t)kept * sizeof(float));
+    } else {
+        memcpy(bins, Z, (size_t)kept * sizeof(float));
+        memset(bins + kept, 0, (size_t)(packed * width - kept) * sizeof(float));
+        status = transpose(ctx, bins, packed, width, spectra);
+        if (!status) status = tl_real_transform(ctx, spectra, rows, width, n, 1, 1.0, 0.5);
+        if (!status) status = transpose(ctx, rows, width, n, y);
+    }
+    tl_pool_free(ctx, rows);
     return status;
 }
 
 static int32_t tiled(tl_context *ctx, const tl_mix *m, const float *x, float *X, const float *Z, float *y)
 {
-    const int64_t n = m->n, width = m->width, modes = m->modes;
+    const int64_t n = m->n, width = m->width, modes = m->modes, plane = 2 * modes * width;
     const tl_fft *roots = tl_fft_get(n, TL_FFT_ROOTS);
     if (!roots)
         return tl_fail(TORCHLEAN_NO_MEMORY, "out of host memory for the roots of unity of %lld points", (long long)n);
-    struct tiles job = {roots, n, width, modes, up(modes, 4), NULL, x, NULL, up(width, CHANNELS), Z, y, NULL, 0};
-    const int64_t blocks = (n + TILE * TL_DFT_TILES - 1) / (TILE * TL_DFT_TILES);
-    const int64_t tasks = blocks * (job.columns / CHANNELS);
-    const int64_t plane = 2 * modes * job.columns;
-    const int64_t table = up(2 * HALF * job.padded * 4, 64), sums = x ? up(plane * 4, 64) : 0;
+    struct tiles job = {roots, n, width, modes, up(modes, 4), NULL, x, X, Z, y, NULL, 0};
+    const int64_t blocks = tl_ceil_div(n, TILE * TL_DFT_TILES), parts = x && blocks > 1 ? blocks : 0;
+    const int64_t table = up(2 * HALF * job.padded * 4, 64), sums = up(parts * plane * 4, 64);
     job.per_worker = (2 * GROUPS + 2) * job.padded * (int64_t)sizeof(tl_vec) + up(2 * job.padded * 4, 64);
     char *memory;
-    const int64_t bytes = table + sums * (blocks + 1) + job.per_worker * tl_workers();
-    int32_t status = tl_pool_alloc(ctx, (size_t)bytes, (void **)&memory);
+    int32_t status = tl_pool_alloc(ctx, (size_t)(table + sums + job.per_worker * tl_workers()), (void **)&memory);
     if (!status) {
         fill_table(&job, (float *)memory, x != NULL);
         job.table = (float *)memory;
-        float *total = (float *)(memory + table);
-        job.sums = (float *)(memory + table + sums);
-        job.scratch = memory + table + sums * (blocks + 1);
-        if (blocks == 1) job.sums = total;
-        tl_parallel(tasks, x ? analysis_task : synthesis_task, &job);
-        if (x && blocks > 1) status = tl_column_sums(ctx, job.sums, 1, blocks, plane, 0, total);
-        for (int64_t row = 0; x && !status && row < 2 * modes; row++)
-            memcpy(X + row * width, total + row * job.columns, (size_t)width * sizeof(float));
+        job.scratch = memory + table + sums;
+        if (parts) job.sums = (float *)(memory + table);
+        tl_parallel(blocks * tl_ceil_div(width, CHANNELS), x ? analysis_task : synthesis_task, &job);
+        if (parts) status = tl_column_sums(ctx, job.sums, 1, blocks, plane, 0, X);
         for (int64_t c = 0; x && !status && c < width; c++) { /* bin 0 takes every element with factor 1 */
             const float poison = X[c] - X[c];
             for (int64_t row = 0; poison != 0.0f && row < 2 * modes; row++)

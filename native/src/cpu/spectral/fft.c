@@ -149,33 +149,18 @@ TL_INLINE numbers run_direct(const tl_fft *f, numbers x, numbers y, const int la
     return lanes ? (numbers){direct_lanes(f, x.r, y.r), NULL} : direct_one(f, x, y);
 }
 
-/* y = x·w for n numbers, w[k] for number k; the parts of x, or of y, exchanged. y may be x. */
-static void multiply_lanes(const tl_cvec *x, const float *w, int64_t n, int swap_x, int swap_y, tl_cvec *y)
-{
-    for (int64_t k = 0; k < n; k++) {
-        const tl_cvec t = tl_times(swap_x ? (tl_cvec){x[k].i, x[k].r} : x[k], w[2 * k], w[2 * k + 1]);
-        y[k] = swap_y ? (tl_cvec){t.i, t.r} : t;
-    }
-}
+/* Lane by lane. */
+TL_INLINE tl_cvec times_each(tl_cvec a, tl_cvec b) { return (tl_cvec){a.r * b.r - a.i * b.i, a.r * b.i + a.i * b.r}; }
 
-static void multiply_one(numbers x, const float *w, int64_t n, int swap_x, int swap_y, numbers y)
-{
-    const float *xr = swap_x ? x.i : x.r, *xi = swap_x ? x.r : x.i;
-    float *yr = swap_y ? y.i : y.r, *yi = swap_y ? y.r : y.i;
-#pragma GCC ivdep
-    for (int64_t k = 0; k < n; k++) {
-        const float r = xr[k], i = xi[k], c = w[2 * k], s = w[2 * k + 1];
-        yr[k] = r * c - i * s;
-        yi[k] = r * s + i * c;
-    }
-}
-
+/* y = x·w for n numbers, w[k] for number k; the parts of x, or of y, exchanged. y may be x, and has room for a vector behind it. */
 TL_INLINE void multiply(numbers x, const float *w, int64_t n, int swap_x, int swap_y, numbers y, const int lanes)
 {
-    if (lanes)
-        multiply_lanes((const tl_cvec *)x.r, w, n, swap_x, swap_y, (tl_cvec *)y.r);
-    else
-        multiply_one(x, w, n, swap_x, swap_y, y);
+    for (int64_t k = 0; k < n; k += lanes ? 1 : TL_W) {
+        const tl_cvec a = tl_exchanged(load(&x, k, lanes), swap_x);
+        const tl_cvec t = lanes ? tl_times(a, w[2 * k], w[2 * k + 1])
+                                : times_each(a, tl_complex_in(w + 2 * k, tl_imin(n - k, TL_W), 0));
+        store(&y, k, tl_exchanged(t, swap_y), lanes);
+    }
 }
 
 /* The transform of z, whose place is free afterwards; a and b have room for the plan's longest array. */
@@ -233,9 +218,6 @@ struct four_step {
     tl_cvec *vectors;
     int64_t per_worker;
 };
-
-/* Lane by lane. */
-TL_INLINE tl_cvec times_each(tl_cvec a, tl_cvec b) { return (tl_cvec){a.r * b.r - a.i * b.i, a.r * b.i + a.i * b.r}; }
 
 /* A task owns TL_W neighbouring columns: transforms them and turns each element by its root. */
 static void columns_task(void *arg, int64_t group, int32_t worker)
@@ -296,7 +278,7 @@ static void rows_task(void *arg, int64_t group, int32_t worker)
     for (int64_t k = 0; k < n2; k++) {
         const int64_t to = at + n1 * k, count = tl_imin(job->out_count - to, lanes);
         if (count <= 0) break;
-        tl_cvec v = job->swap_out ? (tl_cvec){z[k].i, z[k].r} : z[k];
+        tl_cvec v = tl_exchanged(z[k], job->swap_out);
         if (job->after) v = times_each(v, tl_complex_in(job->after + 2 * to, count, 0));
         tl_complex_out(v, job->out + 2 * to, count, job->swap_to);
     }

@@ -118,16 +118,13 @@ static int make_chirp(tl_fft *f, int64_t m)
 {
     f->chirp = take(f, (size_t)f->n * 2 * sizeof(float));
     f->kernel = take(f, (size_t)m * 2 * sizeof(float));
-    tl_fft scratch = {0};
     struct chirp job = {f->n, malloc((size_t)f->n * 2 * sizeof(double)), f->chirp};
-    int ok = f->chirp && f->kernel && job.chirp && make_roots(&scratch, &scratch.roots, (uint64_t)m);
+    int ok = f->chirp && f->kernel && job.chirp;
     if (ok) {
         tl_parallel(tl_ceil_div(f->n, CHIRP_TASK), chirp_task, &job);
-        ok = tl_chirp_kernel(job.chirp, f->n, &scratch.roots, near_root(m), f->kernel);
+        ok = tl_chirp_kernel(job.chirp, f->n, &f->first->roots, near_root(m), f->kernel);
     }
     free(job.chirp);
-    free(scratch.roots.coarse);
-    free(scratch.roots.fine);
     return ok;
 }
 
@@ -148,10 +145,9 @@ static void destroy(tl_fft *f)
 static int make_direct(tl_fft *f)
 {
     f->stages = factor(f->n, f->radix);
-    tl_fft scratch = {0};
     /* a pass from `length` to m has m·(radix - 1) = length - m roots: n - 1 in all */
     f->twiddle = take(f, (size_t)f->n * 2 * sizeof(float));
-    int ok = f->twiddle && make_roots(&scratch, &scratch.roots, (uint64_t)f->n);
+    int ok = f->twiddle && make_roots(f, &f->roots, (uint64_t)f->n);
     float *out = f->twiddle;
     int64_t length = f->n, before = 1;
     for (int i = 0; ok && i < f->stages; i++) {
@@ -159,7 +155,7 @@ static int make_direct(tl_fft *f)
         for (int64_t p = 0; p < m; p++)
             for (int64_t j = 1; j < r; j++, out += 2) {
                 double c, s;
-                tl_root_at(&scratch.roots, (uint64_t)(p * j * before), &c, &s);
+                tl_root_at(&f->roots, (uint64_t)(p * j * before), &c, &s);
                 out[0] = (float)c;
                 out[1] = (float)s;
             }
@@ -172,8 +168,6 @@ static int make_direct(tl_fft *f)
         f->across[2 * m * (i % (r - 1)) + i / (r - 1)] = f->twiddle[2 * i];
         f->across[2 * m * (i % (r - 1)) + m + i / (r - 1)] = f->twiddle[2 * i + 1];
     }
-    free(scratch.roots.coarse);
-    free(scratch.roots.fine);
     return ok && f->across;
 }
 

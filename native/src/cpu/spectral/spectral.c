@@ -180,7 +180,7 @@ static void lanes_task(void *arg, int64_t task, int32_t worker)
                                                                                                       : lanes_forward;
     tl_cvec *z = (tl_cvec *)(job->scratch + worker * job->per_worker);
     for (int64_t row = task * job->per_task * TL_W; row < end && row < job->batch; row += TL_W) {
-        const int64_t lanes = job->batch - row < TL_W ? job->batch - row : TL_W;
+        const int64_t lanes = tl_imin(job->batch - row, TL_W);
         const tl_vec poison = run(job, row, lanes, z, 1.0f, 1.0f);
         if (!tl_any_lane(poison)) continue;
         for (int64_t l = 0; l < lanes; l++)
@@ -198,28 +198,18 @@ struct row {
     float *to, before, after;
 };
 
-/* A task owns a piece of a result, which it scales up, or looks whether it is finite. */
+/* A task looks whether a piece of a result is finite. */
 struct piece {
-    float *x;
+    const float *x;
     int64_t n;
-    int scaled, bad;
+    int bad;
 };
 
 static void piece_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     struct piece *p = arg;
-    float *x = p->x + task * SPLIT_PIECE;
-    const int64_t left = p->n - task * SPLIT_PIECE, n = left < SPLIT_PIECE ? left : SPLIT_PIECE;
-    for (int64_t i = 0; p->scaled && i < n; i++)
-        x[i] *= UP;
-    if (!p->scaled && !all_finite(x, n)) __atomic_store_n(&p->bad, 1, __ATOMIC_RELAXED);
-}
-
-static int run_pieces(float *x, int64_t n, int scaled, int alone)
-{
-    struct piece p = {x, n, scaled, 0};
-    tl_fft_run(tl_ceil_div(n, SPLIT_PIECE), piece_task, &p, alone);
-    return p.bad;
+    const int64_t at = task * SPLIT_PIECE;
+    if (!all_finite(p->x + at, tl_imin(p->n - at, SPLIT_PIECE))) __atomic_store_n(&p->bad, 1, __ATOMIC_RELAXED);
 }
 
 /* Bin k; `edge`: one of those whose imaginary part is idle. */
@@ -244,7 +234,7 @@ static void split_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const struct row *row = arg;
     const struct job *job = row->job;
     const int64_t h = job->real.n / 2, from = 1 + task * SPLIT_PIECE;
-    const int64_t end = from + SPLIT_PIECE < h / 2 + 1 ? from + SPLIT_PIECE : h / 2 + 1;
+    const int64_t end = tl_imin(from + SPLIT_PIECE, h / 2 + 1);
     const float half = 0.5f * job->real.inner;
     number *z = (number *)row->to;
     for (int64_t k = from; k < end; k++) {
@@ -271,7 +261,7 @@ static void join_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const struct row *row = arg;
     const struct job *job = row->job;
     const int64_t h = job->real.n / 2, from = task * SPLIT_PIECE;
-    const int64_t end = from + SPLIT_PIECE < h / 2 + 1 ? from + SPLIT_PIECE : h / 2 + 1;
+    const int64_t end = tl_imin(from + SPLIT_PIECE, h / 2 + 1);
     number *z = (number *)row->to;
     for (int64_t k = from; k < end; k++) {
         if (k > 0 && k + TL_W <= end && k + 2 * TL_W <= h - k) {
@@ -369,10 +359,14 @@ static void row_task(void *arg, int64_t row, int32_t worker)
     const int64_t n = job->real.n, packed = 2 * job->real.bins;
     const int64_t in = job->inverse ? packed : n, out = job->inverse ? n : packed;
     void (*const run)(const struct job *, int64_t, int32_t, float) = job->inverse ? inverse_row : forward_row;
+    float *const x = job->to + row * out;
+    struct piece p = {x, out, 0};
     run(job, row, worker, 1.0f);
-    if (!run_pieces(job->to + row * out, out, 0, job->alone) || !row_is_finite(job, job->from + row * in)) return;
+    tl_fft_run(tl_ceil_div(out, SPLIT_PIECE), piece_task, &p, job->alone);
+    if (!p.bad || !row_is_finite(job, job->from + row * in)) return;
     run(job, row, worker, DOWN);
-    run_pieces(job->to + row * out, out, 1, job->alone);
+    for (int64_t i = 0; i < out; i++)
+        x[i] *= UP;
 }
 
 /* ---- both -------------------------------------------------------------------------------------------------------- */
@@ -381,8 +375,8 @@ static void row_task(void *arg, int64_t row, int32_t worker)
 static int32_t run_lanes(tl_context *ctx, struct job job)
 {
     const tl_fft *f = job.real.f;
-    const int64_t groups = tl_ceil_div(job.batch, TL_W), small = 8192 / (job.real.n * TL_W);
-    job.per_task = small > 1 ? small : 1;
+    const int64_t groups = tl_ceil_div(job.batch, TL_W);
+    job.per_task = tl_imax(8192 / (job.real.n * TL_W), 1);
     job.per_worker = (f->n + job.real.bins + tl_fft_lanes_scratch(f)) * (int64_t)sizeof(tl_cvec);
     const int32_t status = tl_pool_alloc(ctx, (size_t)(job.per_worker * tl_workers()), (void **)&job.scratch);
     if (!status) tl_parallel(tl_ceil_div(groups, job.per_task), lanes_task, &job);

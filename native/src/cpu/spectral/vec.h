@@ -4,13 +4,7 @@
  * arithmetic does not, so neither do the bits. */
 #pragma once
 
-#include <stdint.h>
-#include <string.h>
-
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
+#include "cpu/vector.h"
 #include "cpu/vector_part.h"
 #include "formula/base.h"
 
@@ -33,7 +27,6 @@
 #define TL_BACKWARDS {3, 2, 1, 0}
 #endif
 
-typedef float tl_vec __attribute__((vector_size(4 * TL_W), may_alias));
 typedef float tl_vec_any __attribute__((vector_size(4 * TL_W), aligned(4), may_alias));
 typedef int32_t tl_vec_mask __attribute__((vector_size(4 * TL_W)));
 typedef double tl_vec_double __attribute__((vector_size(8 * TL_W)));
@@ -41,8 +34,6 @@ typedef double tl_vec_double __attribute__((vector_size(8 * TL_W)));
 typedef struct tl_cvec {
     tl_vec r, i;
 } tl_cvec;
-
-#define TL_INLINE static inline __attribute__((always_inline, unused))
 
 /* The lower (high = 0) or upper halves of two vectors, element by element in turn. */
 TL_INLINE tl_vec tl_interleave(tl_vec a, tl_vec b, int high)
@@ -56,18 +47,6 @@ TL_INLINE tl_vec tl_every_other(tl_vec a, tl_vec b, int odd)
 {
     const tl_vec_mask even_mask = TL_EVERY_OTHER(0), odd_mask = TL_EVERY_OTHER(1);
     return odd ? __builtin_shuffle(a, b, odd_mask) : __builtin_shuffle(a, b, even_mask);
-}
-
-/* x·y + z, rounded once. */
-TL_INLINE tl_vec tl_fma(float x, tl_vec y, tl_vec z)
-{
-#if defined(__AVX512F__)
-    return (tl_vec)_mm512_fmadd_ps(_mm512_set1_ps(x), (__m512)y, (__m512)z);
-#elif defined(__AVX2__)
-    return (tl_vec)_mm256_fmadd_ps(_mm256_set1_ps(x), (__m256)y, (__m256)z);
-#else
-    return (tl_vec){fmaf(x, y[0], z[0]), fmaf(x, y[1], z[1]), fmaf(x, y[2], z[2]), fmaf(x, y[3], z[3])};
-#endif
 }
 
 /* Perfect shuffles of `rows` vectors, a power of two of at most TL_W or 8: each rotates the bits of (lane, row) by one, so that after
@@ -88,30 +67,13 @@ TL_INLINE void tl_shuffle_rows(tl_vec *a, const int rows)
 /* Transposes a square of vectors: log2(TL_W) shuffles exchange the bits of the row and those of the column. */
 TL_INLINE void tl_transpose_square(tl_vec *a) { tl_shuffle_rows(a, TL_W); }
 
-/* The first n >= 1 numbers at x, 0 in the other lanes. */
-TL_INLINE tl_vec tl_read_first(const float *x, int64_t n)
-{
-#if defined(__AVX512F__)
-    return (tl_vec)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), x);
-#elif defined(__AVX2__)
-    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    return (tl_vec)_mm256_maskload_ps(x, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane));
-#else
-    tl_vec v = {0};
-    if (n == TL_W) return *(const tl_vec_any *)x;
-    for (int64_t l = 0; l < n; l++)
-        v[l] = x[l];
-    return v;
-#endif
-}
-
 /* Whether a lane is not 0. */
 TL_INLINE int tl_any_lane(tl_vec v)
 {
 #if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_NEQ_UQ) != 0;
+    return _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ) != 0;
 #elif defined(__AVX2__)
-    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)v, _mm256_setzero_ps(), _CMP_NEQ_UQ));
+    return _mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_NEQ_UQ));
 #elif defined(__SSE2__)
     return _mm_movemask_ps(_mm_cmpneq_ps((__m128)v, _mm_setzero_ps()));
 #else
@@ -130,7 +92,7 @@ static inline void tl_lanes_in(const float *x, int64_t stride, int64_t lanes, in
         const int64_t n = cols - c < TL_W ? cols - c : TL_W;
         tl_vec a[TL_W];
         for (int l = 0; l < TL_W; l++)
-            a[l] = l < lanes ? tl_read_first(x + l * stride + c, n) : (tl_vec){0};
+            a[l] = l < lanes ? tl_load_first(x + l * stride + c, n) : (tl_vec){0};
         tl_transpose_square(a);
         for (int l = 0; l < TL_W; l++)
             if (l < n) buffer[(c + l) * step] = a[l];
@@ -152,6 +114,9 @@ static inline void tl_lanes_out(const tl_vec *buffer, int64_t step, int64_t flip
     }
 }
 
+/* The parts exchanged with swap. */
+TL_INLINE tl_cvec tl_exchanged(tl_cvec a, int swap) { return swap ? (tl_cvec){a.i, a.r} : a; }
+
 /* A complex vector from `lanes` consecutive complex numbers, parts exchanged with swap. */
 TL_INLINE tl_cvec tl_complex_in(const float *x, int64_t lanes, int swap)
 {
@@ -163,7 +128,7 @@ TL_INLINE tl_cvec tl_complex_in(const float *x, int64_t lanes, int swap)
         for (int64_t l = 0; l < lanes; l++)
             z.r[l] = x[2 * l], z.i[l] = x[2 * l + 1];
     }
-    return swap ? (tl_cvec){z.i, z.r} : z;
+    return tl_exchanged(z, swap);
 }
 
 TL_INLINE void tl_complex_out(tl_cvec z, float *x, int64_t lanes, int swap)
