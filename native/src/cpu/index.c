@@ -479,26 +479,11 @@ int32_t tl_cpu_take_axis_bwd(tl_context *ctx, const uint32_t *indices, const flo
 
 /* ---- one row ----------------------------------------------------------------------------------------------------- */
 
-typedef struct {
-    const float *mat, *row;
-    float *out;
-    int64_t total, from, to; /* row i is elements from .. to - 1 of the matrix */
-} row_job;
-
-/* Task t owns elements t*GATHER_TASK .. (t+1)*GATHER_TASK - 1 of the output. */
-static void row_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
-{
-    const row_job *job = arg;
-    int64_t from = t * GATHER_TASK, to = tl_imin(from + GATHER_TASK, job->total);
-    memcpy(job->out + from, job->mat + from, (size_t)(to - from) * sizeof(float));
-    for (int64_t e = tl_imax(from, job->from), end = tl_imin(to, job->to); e < end; e++)
-        job->out[e] += job->row[e - job->from];
-}
-
 int32_t tl_cpu_scatter_add_row(TL_UNUSED tl_context *ctx, const float *mat, const float *row, int64_t rows,
                                int64_t cols, int64_t i, float *out)
 {
-    row_job job = {mat, row, out, rows * cols, i * cols, (i + 1) * cols};
-    tl_parallel(tl_ceil_div(job.total, GATHER_TASK), row_task, &job);
+    tl_copy(out, mat, (size_t)(rows * cols) * sizeof(float), tl_workers());
+    for (int64_t c = 0; c < cols; c++)
+        out[i * cols + c] += row[c];
     return TORCHLEAN_OK;
 }

@@ -13,12 +13,11 @@
 
 enum {
     PART = 65536,     /* elements of a row, or of short rows together, per task */
-    GROUP = 1024,     /* of them looked through at once */
     COLUMNS = 512,    /* columns of a unit of argmax along an axis that others follow */
     TOP_TASK = 8192,  /* elements of short rows per task of top-k, which takes longer for each */
     CANDIDATES = 64,  /* of a row that top-k compares at once, at least, besides four times as many as it keeps */
+    GROUP = 512,      /* elements that are looked through at once for one that takes the lead */
     ORDER_LANES = 64, /* a loop that the compiler vectorises and does not unroll */
-    FIND_LANES = 16,  /* elements that are compared with the best at once */
 };
 
 /* Units of a task, of short rows whole bundles. */
@@ -33,51 +32,59 @@ typedef struct {
     float sign; /* -1 for the smallest: the negated elements' largest */
 } arg_job;
 
-/* The place of the first NaN, else of the first of the largest, of elements from .. to - 1. */
-static int64_t best_place(const float *x, int64_t from, int64_t to, float sign)
+/* The orders of sign * x for n <= ORDER_LANES elements, `inner` apart, as signed numbers, with the bits of `flip` changed; the least
+ * behind them up to a whole line. Returns the largest. */
+static inline __attribute__((always_inline)) int32_t read_orders_of(const float *x, int64_t inner, int64_t n,
+                                                                    float sign, uint32_t flip, int32_t *order)
 {
-    int64_t place = from; /* where the group of the best begins */
-    float best = sign * x[from];
-    if (to - from < ORDER_LANES) { /* there are more lanes than elements */
-        for (int64_t i = from + 1; i < to; i++) {
-            const float v = sign * x[i];
-            const int32_t takes = tl_takes_lead(v, best);
-            place = takes ? i : place;
-            best = takes ? v : best;
+    int32_t lane[TL_LINE], most = INT32_MIN;
+    TL_FOR_LINES(i, 0, n, order[i] = (int32_t)(tl_order_bits(sign * x[i * inner]) ^ flip ^ UINT32_C(0x80000000)););
+    for (int64_t i = n; i % TL_LINE != 0; i++)
+        order[i] = INT32_MIN;
+    for (int32_t l = 0; l < TL_LINE; l++)
+        lane[l] = INT32_MIN;
+    for (int64_t i = 0; i < n; i += TL_LINE)
+        for (int32_t l = 0; l < TL_LINE; l++)
+            lane[l] = order[i + l] > lane[l] ? order[i + l] : lane[l];
+    for (int32_t l = 0; l < TL_LINE; l++)
+        most = lane[l] > most ? lane[l] : most;
+    return most;
+}
+
+static int32_t read_orders(const float *x, int64_t inner, int64_t n, float sign, uint32_t flip, int32_t *order)
+{
+    return inner == 1 ? read_orders_of(x, 1, n, sign, flip, order) : read_orders_of(x, inner, n, sign, flip, order);
+}
+
+/* Whether one of GROUP elements takes the lead. */
+static inline int any_leads(const float *x, float sign, float best)
+{
+    int32_t any = 0;
+    for (int l = 0; l < GROUP; l++)
+        any |= !(sign * x[l] <= best);
+    return any;
+}
+
+/* The place of the first of the largest of elements from .. to - 1 in that order. */
+static int64_t first_place(const float *x, int64_t inner, int64_t from, int64_t to, float sign, uint32_t flip)
+{
+    int32_t order[ORDER_LANES], best = INT32_MIN;
+    int64_t place = from;
+    for (int64_t first = from; first < to; first += ORDER_LANES) {
+        if (first % PART == 0 && tl_interrupted()) return place;
+        if (inner == 1 && !flip && first % GROUP == 0 && first >= from + 2 * GROUP && first + GROUP <= to &&
+            !any_leads(x + first, sign, sign * x[place])) {
+            first += GROUP - ORDER_LANES;
+            continue;
         }
-        return place;
+        const int32_t most = read_orders(x + first * inner, inner, tl_imin(ORDER_LANES, to - first), sign, flip, order);
+        if (most <= best) continue;
+        int64_t at = 0;
+        while (order[at] != most)
+            at++;
+        best = most;
+        place = first + at;
     }
-    for (int64_t at = from, end; at < to && best == best; at = end) {
-        end = tl_imin(at + GROUP, to);
-        float most[ORDER_LANES];
-        for (int l = 0; l < ORDER_LANES; l++)
-            most[l] = best;
-        int64_t i = at;
-        for (; i + ORDER_LANES <= end; i += ORDER_LANES) {
-            for (int l = 0; l < ORDER_LANES; l++) {
-                const float v = sign * x[i + l];
-                most[l] = tl_takes_lead(v, most[l]) ? v : most[l];
-            }
-        }
-        for (int l = 0; i < end && l < ORDER_LANES; l++) { /* the last ones, of which some have been */
-            const float v = sign * x[tl_imax(end - ORDER_LANES, from) + l];
-            most[l] = tl_takes_lead(v, most[l]) ? v : most[l];
-        }
-        for (int half = ORDER_LANES / 2; half > 0; half /= 2)
-            for (int l = 0; l < half; l++)
-                most[l] = tl_takes_lead(most[l + half], most[l]) ? most[l + half] : most[l];
-        if (!tl_takes_lead(most[0], best)) continue;
-        best = most[0];
-        place = at;
-    }
-    for (; place + FIND_LANES <= to; place += FIND_LANES) {
-        int32_t found = 0;
-        for (int l = 0; l < FIND_LANES; l++)
-            found |= (sign * x[place + l] == best) | (x[place + l] != x[place + l]);
-        if (found) break;
-    }
-    while (sign * x[place] != best && x[place] == x[place])
-        place++;
     return place;
 }
 
@@ -98,7 +105,7 @@ static void row_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
     for (; u < end; u++) {
         const int64_t row = job->parts == 1 ? u : u / job->parts, from = (u - row * job->parts) * PART;
-        job->out[u] = (uint32_t)best_place(job->x + row * job->n, from, tl_imin(from + PART, job->n), job->sign);
+        job->out[u] = (uint32_t)first_place(job->x + row * job->n, 1, from, tl_imin(from + PART, job->n), job->sign, 0);
     }
 }
 
@@ -188,32 +195,8 @@ typedef struct {
     uint32_t *out;
     char *scratch; /* candidates of every worker, where they are many */
     int64_t n, inner, k, rows, per_task, room, per_worker;
-    int smallest;
+    uint32_t flip; /* all bits where the smallest come first, NaN last */
 } top_job;
-
-/* The orders of n <= ORDER_LANES elements, `inner` apart, as signed numbers, the least behind them up to a whole line; the largest. */
-static inline int32_t read_orders(const float *x, int64_t inner, int64_t n, int smallest, int32_t *order)
-{
-    const uint32_t flip = smallest ? INT32_MAX : UINT32_C(0x80000000);
-    int32_t lane[TL_LINE], most = INT32_MIN;
-    TL_FOR_LINES(i, 0, n, order[i] = (int32_t)(tl_order_bits(x[i * inner]) ^ flip););
-    for (int64_t i = n; i % TL_LINE != 0; i++)
-        order[i] = INT32_MIN;
-    for (int32_t l = 0; l < TL_LINE; l++)
-        lane[l] = INT32_MIN;
-    for (int64_t i = 0; i < n; i += TL_LINE)
-        for (int32_t l = 0; l < TL_LINE; l++)
-            lane[l] = order[i + l] > lane[l] ? order[i + l] : lane[l];
-    for (int32_t l = 0; l < TL_LINE; l++)
-        most = lane[l] > most ? lane[l] : most;
-    return most;
-}
-
-static inline int32_t read_orders_of(const top_job *job, const float *x, int64_t first, int64_t n, int32_t *order)
-{
-    return job->inner == 1 ? read_orders(x + first, 1, n, job->smallest, order)
-                           : read_orders(x + first * job->inner, job->inner, n, job->smallest, order);
-}
 
 static const float *row_of(const top_job *job, int64_t row, uint32_t **out)
 {
@@ -237,11 +220,11 @@ static void find_candidates(const top_job *job, const float *x, int64_t room, tl
             return;
         }
         if (all) {
-            read_orders_of(job, x, first, n, c->order + first);
+            read_orders(x + first * job->inner, job->inner, n, 1.0f, job->flip, c->order + first);
             for (int64_t i = 0; i < n; i++)
                 c->place[first + i] = (uint32_t)(first + i);
             c->count = first + n;
-        } else if (read_orders_of(job, x, first, n, order) > last)
+        } else if (read_orders(x + first * job->inner, job->inner, n, 1.0f, job->flip, order) > last)
             tl_append_above(c, order, n, first, last);
         if (c->count + ORDER_LANES > room && first + n < job->n) {
             last = tl_keep_first(c, job->k);
@@ -280,23 +263,11 @@ static void find_many(const top_job *job, int64_t row, int32_t worker)
     tl_sort_many(&c, &other, out, job->inner);
 }
 
-/* The first of the largest alone. */
 static void find_first(const top_job *job, int64_t row)
 {
-    uint32_t *out, place = 0;
+    uint32_t *out;
     const float *const x = row_of(job, row, &out);
-    int32_t order[ORDER_LANES], best = INT32_MIN;
-    for (int64_t first = 0; first < job->n; first += ORDER_LANES) {
-        const int32_t most = read_orders_of(job, x, first, tl_imin(ORDER_LANES, job->n - first), order);
-        if (first % PART == 0 && tl_interrupted()) return;
-        if (most <= best) continue;
-        uint32_t at = 0;
-        while (order[at] != most)
-            at++;
-        best = most;
-        place = (uint32_t)first + at;
-    }
-    *out = place;
+    *out = (uint32_t)first_place(x, job->inner, 0, job->n, 1.0f, job->flip);
 }
 
 /* `count` <= TL_BUNDLE short rows together. */
@@ -317,7 +288,7 @@ static void find_in_bundle(const top_job *job, int64_t row, int64_t count)
             for (int64_t j = 0; j < n; j++)
                 x[j * TL_BUNDLE + r] = job->x[first + j * inner];
         }
-    tl_make_keys(x, n, 1.0f, job->smallest ? UINT32_MAX : 0, key);
+    tl_make_keys(x, n, 1.0f, job->flip, key);
     tl_choose(key, n, k, place);
     for (int64_t r = 0; r < count; r++) {
         const int64_t at = row + r, first = inner == 1 ? at * k : at / inner * (k - 1) * inner + at;
@@ -350,7 +321,7 @@ static void top_task(void *arg, int64_t task, int32_t worker)
 int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, int64_t k,
                     int64_t largest, uint32_t *out)
 {
-    top_job job = {.x = x, .out = out, .n = n, .inner = inner, .k = k, .smallest = !largest};
+    top_job job = {.x = x, .out = out, .n = n, .inner = inner, .k = k, .flip = largest ? 0 : UINT32_MAX};
     job.rows = outer * inner;
     job.room = room_of(n, k);
     job.per_task = whole_bundles(tl_imax(1, TOP_TASK / tl_imax(n, 1)));

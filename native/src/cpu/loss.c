@@ -61,16 +61,20 @@ int32_t tl_cpu_bce_with_logits(tl_context *ctx, const float *x, const float *tar
     return sum_pairs(ctx, bce_task, x, target, n, mean != 0, out);
 }
 
-static void mse_grad_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const pair_job *j = arg;
-    const int64_t first = task * TL_ROW_TASK, left = j->n - first, n = left < TL_ROW_TASK ? left : TL_ROW_TASK;
-    const float *a = j->yhat + first, *b = j->target + first;
-    const struct tl_loss_slope s = j->slope;
-    if (j->out) TL_WRITE(j->stream, j->out + first, n, tl_mse_grad(a[i], b[i], s));
-    if (j->other) TL_WRITE(j->stream, j->other + first, n, -tl_mse_grad(a[i], b[i], s));
-    tl_stream_end();
-}
+/* A task that writes the gradients of a span of a[i] and b[i]. */
+#define GRAD_TASK(name, gradient, other_gradient) \
+    static void name(void *arg, int64_t task, TL_UNUSED int32_t worker) \
+    { \
+        const pair_job *j = arg; \
+        const int64_t first = task * TL_ROW_TASK, n = tl_imin(j->n - first, TL_ROW_TASK); \
+        const float *a = j->yhat + first, *b = j->target + first; \
+        const struct tl_loss_slope s = j->slope; \
+        if (j->out) TL_WRITE(j->stream, j->out + first, n, gradient); \
+        if (j->other) TL_WRITE(j->stream, j->other + first, n, other_gradient); \
+        tl_stream_end(); \
+    }
+GRAD_TASK(mse_grad_task, tl_mse_grad(a[i], b[i], s), -tl_mse_grad(a[i], b[i], s))
+GRAD_TASK(bce_grad_task, tl_bce_grad(a[i], b[i], s), tl_slope_times(-a[i], s))
 
 int32_t tl_cpu_mse_loss_bwd(TL_UNUSED tl_context *ctx, const float *yhat, const float *target, const float *g,
                             int64_t n, float *gyhat, float *gtarget)
@@ -78,17 +82,6 @@ int32_t tl_cpu_mse_loss_bwd(TL_UNUSED tl_context *ctx, const float *yhat, const 
     pair_job j = {yhat, target, gyhat, gtarget, n, tl_loss_slope_of(g[0], n), n >= TL_STREAM_FROM};
     tl_parallel(tl_ceil_div(n, TL_ROW_TASK), mse_grad_task, &j);
     return TORCHLEAN_OK;
-}
-
-static void bce_grad_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const pair_job *j = arg;
-    const int64_t first = task * TL_ROW_TASK, left = j->n - first, n = left < TL_ROW_TASK ? left : TL_ROW_TASK;
-    const float *a = j->yhat + first, *b = j->target + first;
-    const struct tl_loss_slope s = j->slope;
-    if (j->out) TL_WRITE(j->stream, j->out + first, n, tl_bce_grad(a[i], b[i], s));
-    if (j->other) TL_WRITE(j->stream, j->other + first, n, tl_slope_times(-a[i], s));
-    tl_stream_end();
 }
 
 int32_t tl_cpu_bce_with_logits_bwd(TL_UNUSED tl_context *ctx, const float *x, const float *target, const float *g,

@@ -127,11 +127,11 @@ TL_LEAF(smoothed_grad_leaf)
     const float own = weight_of(j, label), total = tl_smoothed_total(own, j->total, j->cols, j->h);
     const float hit = at >= 0 && at < p->n ? e[at] : 0.0f;
     if (w)
-        TL_EACH_OF_LEAF(p->n,
-                        out[i] = tl_smoothed_grad(tl_quotient(e[i], s, r), total, w[i], own, 0, j->cols, g, j->h));
+        TL_FOR_LINES(i, 0, p->n,
+                     out[i] = tl_smoothed_grad(tl_quotient(e[i], s, r), total, w[i], own, 0, j->cols, g, j->h););
     else
-        TL_EACH_OF_LEAF(p->n,
-                        out[i] = tl_smoothed_grad(tl_quotient(e[i], s, r), total, 1.0f, own, 0, j->cols, g, j->h));
+        TL_FOR_LINES(i, 0, p->n,
+                     out[i] = tl_smoothed_grad(tl_quotient(e[i], s, r), total, 1.0f, own, 0, j->cols, g, j->h););
     if (at >= 0 && at < p->n) out[at] = tl_smoothed_grad(tl_quotient(hit, s, r), total, own, own, 1, j->cols, g, j->h);
 }
 

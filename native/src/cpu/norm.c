@@ -26,16 +26,9 @@ typedef struct job {
 static job make_job(const float *x, const float *gamma, const float *beta, int64_t rows, int64_t cols, float eps,
                     float *out)
 {
-    const int stream = rows * cols >= TL_STREAM_FROM, far = rows * cols >= TL_FETCH_FROM;
-    return (job){.x = x,
-                 .gamma = gamma,
-                 .beta = beta,
-                 .out = out,
-                 .rows = rows,
-                 .cols = cols,
-                 .eps = eps,
-                 .stream = stream,
-                 .far = far};
+    job a = {.x = x, .gamma = gamma, .beta = beta, .out = out, .rows = rows, .cols = cols, .eps = eps};
+    a.stream = rows * cols >= TL_STREAM_FROM, a.far = rows * cols >= TL_FETCH_FROM;
+    return a;
 }
 
 /* Statistics of a row: the mean, 1/deviation, and the means of a and of a·xhat of the gradient. */
@@ -185,7 +178,7 @@ int32_t tl_cpu_batchnorm_channel_first(tl_context *ctx, const float *x, const fl
     static const tl_row_phase phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {channel_leaf, NULL}};
     const int64_t cols = height * width;
     const job a = make_job(x, gamma, beta, channels, cols, eps, out);
-    return tl_run_phases(ctx, &a, phases, 3, channels, cols);
+    return tl_run_rows(ctx, &a, phases, 3, NULL, channels, cols);
 }
 
 /* Rows around 0: the mean is 0 throughout, and beta is none. */
@@ -347,7 +340,7 @@ int32_t tl_cpu_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, cons
     if (cols == 0) return TORCHLEAN_OK;
     job a = make_job(x, gamma, NULL, channels, cols, eps, gx);
     a.g = g, a.ggamma = ggamma, a.gbeta = gbeta;
-    return tl_run_phases(ctx, &a, phases, 4, channels, cols);
+    return tl_run_rows(ctx, &a, phases, 4, NULL, channels, cols);
 }
 
 /* ---- gradients down the columns ---------------------------------------------------------------------------------- */
@@ -517,7 +510,7 @@ static void tile_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 static int32_t run_columns(tl_context *ctx, columns_job c, float *ggamma, float *gbeta)
 {
     const int64_t rows = c.rows.rows, cols = c.rows.cols;
-    if (!ggamma && !gbeta) return tl_run_phases(ctx, &c.rows, c.phases, c.count, rows, cols);
+    if (!ggamma && !gbeta) return tl_run_rows(ctx, &c.rows, c.phases, c.count, NULL, rows, cols);
     const int64_t chunks = tl_ceil_div(rows, TL_COLUMN_CHUNK);
     const int fused = chunks >= MANY_CHUNKS && cols <= TL_SUM_LEAF;
     const int64_t state = fused ? tl_workers() * (2 * TL_COLUMN_CHAINS + 1) * cols : 2 * rows;
@@ -534,7 +527,7 @@ static int32_t run_columns(tl_context *ctx, columns_job c, float *ggamma, float 
     } else if (rows > 0) {
         c.rows.means = c.chains;
         c.rows.istds = c.chains + rows;
-        status = tl_run_phases(ctx, &c.rows, c.phases, c.rows.out ? c.count : c.count - 2, rows, cols);
+        status = tl_run_rows(ctx, &c.rows, c.phases, c.rows.out ? c.count : c.count - 2, NULL, rows, cols);
         if (!status) tl_parallel(chunks * tl_ceil_div(cols, TILE), tile_task, &c);
     }
     if (!status && ggamma) status = tl_column_sums(ctx, c.gamma_parts, 1, chunks, cols, 0, ggamma);

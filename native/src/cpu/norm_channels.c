@@ -35,15 +35,10 @@ int32_t tl_cpu_channel_affine(tl_context *ctx, const float *x, const float *cent
                               const float *shift, int64_t batch, int64_t channels, int64_t positions, float *out)
 {
     static const tl_row_phase by_channel = {affine_leaf, NULL}, by_sample = {affine_sample, NULL};
-    affine_job a = {.x = x,
-                    .center = center,
-                    .slope = slope,
-                    .shift = shift,
-                    .out = out,
-                    .channels = channels,
-                    .stream = batch * channels * positions >= TL_STREAM_FROM};
-    return positions == 1 ? tl_run_phases(ctx, &a, &by_sample, 1, batch, channels)
-                          : tl_run_phases(ctx, &a, &by_channel, 1, batch * channels, positions);
+    affine_job a = {.x = x, .center = center, .slope = slope, .shift = shift, .out = out, .channels = channels};
+    a.stream = batch * channels * positions >= TL_STREAM_FROM;
+    return positions == 1 ? tl_run_rows(ctx, &a, &by_sample, 1, NULL, batch, channels)
+                          : tl_run_rows(ctx, &a, &by_channel, 1, NULL, batch * channels, positions);
 }
 
 TL_LEAF(affine_grad_leaf)
@@ -69,7 +64,7 @@ TL_LEAF(affine_grad_sample)
 {
     const affine_job *a = arg;
     const float *x = a->x + p->at, *g = a->g + p->at, *center = a->center + p->first, *slope = a->slope + p->first;
-    if (a->sums_times) TL_EACH_OF_LEAF(p->n, a->sums_times[p->at + i] = g[i] * (x[i] - center[i]));
+    if (a->sums_times) TL_FOR_LINES(i, 0, p->n, a->sums_times[p->at + i] = g[i] * (x[i] - center[i]););
     if (a->out) TL_WRITE(a->stream, a->out + p->at, p->n, g[i] * slope[i]);
 }
 
@@ -80,13 +75,8 @@ int32_t tl_cpu_channel_affine_bwd(tl_context *ctx, const float *x, const float *
     static const tl_row_phase by_channel = {affine_grad_leaf, affine_grad_row}, by_sample = {affine_grad_sample, NULL};
     const int64_t rows = positions > 0 ? batch * channels : 0;
     const int sums = gcenter || gshift;
-    affine_job a = {.x = x,
-                    .g = g,
-                    .center = center,
-                    .slope = slope,
-                    .out = gx,
-                    .channels = channels,
-                    .stream = batch * channels * positions >= TL_STREAM_FROM};
+    affine_job a = {.x = x, .g = g, .center = center, .slope = slope, .out = gx, .channels = channels};
+    a.stream = batch * channels * positions >= TL_STREAM_FROM;
     void *scratch;
     int32_t status = tl_pool_alloc(ctx, (size_t)(2 * rows + channels) * sizeof(float), &scratch);
     if (status) return status;
@@ -94,9 +84,9 @@ int32_t tl_cpu_channel_affine_bwd(tl_context *ctx, const float *x, const float *
     if (sums && positions != 1) a.sums = scratch;
     if (gslope) a.sums_times = (float *)scratch + rows;
     if (positions == 1)
-        status = tl_run_phases(ctx, &a, &by_sample, 1, batch, channels);
+        status = tl_run_rows(ctx, &a, &by_sample, 1, NULL, batch, channels);
     else
-        status = tl_run_phases(ctx, &a, &by_channel, 1, rows, positions);
+        status = tl_run_rows(ctx, &a, &by_channel, 1, NULL, rows, positions);
     const int64_t samples = positions > 0 ? batch : 0;
     if (!status && sums) status = tl_column_sums(ctx, a.sums ? a.sums : g, 1, samples, channels, 0, total);
     if (!status && gslope) status = tl_column_sums(ctx, a.sums_times, 1, samples, channels, 0, gslope);

@@ -165,7 +165,7 @@ static void join_moments(const groups_job *a, int64_t row)
 static void write_leaf(const groups_job *a, int64_t row, int64_t first, int64_t n, float *x)
 {
     const float mean = a->means[row], istd = a->istds[row];
-    TL_EACH_OF_LEAF(n, x[i] = tl_normalised(x[i], mean, istd));
+    TL_FOR_LINES(i, 0, n, x[i] = tl_normalised(x[i], mean, istd););
     EACH_PIECE(a, row, first, n, const float gamma = gamma_of(a, row, p.q), *from = x + p.begin;
                const float beta = a->beta ? a->beta[tl_channel_of(&a->at, row, p.q)] : -0.0f;
                float *restrict to = a->out + p.at;
@@ -187,29 +187,18 @@ int32_t tl_cpu_batch_norm_stats(tl_context *ctx, const float *x, const float *ga
                                 int64_t channels, int64_t positions, float eps, float *out, float *mean, float *var,
                                 float *istd)
 {
-    return forward(ctx, (groups_job){.at = tl_channel_runs(batch, 1, channels, positions, 0),
-                                     .x = x,
-                                     .gamma = gamma,
-                                     .beta = beta,
-                                     .eps = eps,
-                                     .out = out,
-                                     .means = mean,
-                                     .vars = var,
-                                     .istds = istd});
+    groups_job a = {.at = tl_channel_runs(batch, 1, channels, positions, 0), .x = x, .gamma = gamma, .beta = beta};
+    a.eps = eps, a.out = out, a.means = mean, a.vars = var, a.istds = istd;
+    return forward(ctx, a);
 }
 
 int32_t tl_cpu_group_norm_stats(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t batch,
                                 int64_t groups, int64_t channels, int64_t positions, float eps, float *out, float *mean,
                                 float *istd)
 {
-    return forward(ctx, (groups_job){.at = tl_group_runs(batch, groups, channels, positions),
-                                     .x = x,
-                                     .gamma = gamma,
-                                     .beta = beta,
-                                     .eps = eps,
-                                     .out = out,
-                                     .means = mean,
-                                     .istds = istd});
+    groups_job a = {.at = tl_group_runs(batch, groups, channels, positions), .x = x, .gamma = gamma, .beta = beta};
+    a.eps = eps, a.out = out, a.means = mean, a.istds = istd;
+    return forward(ctx, a);
 }
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
@@ -270,15 +259,9 @@ int32_t tl_cpu_batch_norm_stats_bwd(tl_context *ctx, const float *x, const float
                                     const float *istd, const float *g_out, int64_t batch, int64_t channels,
                                     int64_t positions, TL_UNUSED float eps, float *gx, float *ggamma, float *gbeta)
 {
-    return backward(ctx, (groups_job){.at = tl_channel_runs(batch, 1, channels, positions, 0),
-                                      .x = x,
-                                      .gamma = gamma,
-                                      .g = g_out,
-                                      .given_means = mean,
-                                      .given_istds = istd,
-                                      .out = gx,
-                                      .sums_a = gbeta,
-                                      .sums_ax = ggamma});
+    groups_job a = {.at = tl_channel_runs(batch, 1, channels, positions, 0), .x = x, .gamma = gamma, .g = g_out};
+    a.given_means = mean, a.given_istds = istd, a.out = gx, a.sums_a = gbeta, a.sums_ax = ggamma;
+    return backward(ctx, a);
 }
 
 int32_t tl_cpu_group_norm_stats_bwd(tl_context *ctx, const float *x, const float *gamma, const float *mean,
@@ -286,14 +269,8 @@ int32_t tl_cpu_group_norm_stats_bwd(tl_context *ctx, const float *x, const float
                                     int64_t channels, int64_t positions, TL_UNUSED float eps, float *gx, float *ggamma,
                                     float *gbeta)
 {
-    groups_job a = {.at = tl_group_runs(batch, groups, channels, positions),
-                    .x = x,
-                    .gamma = gamma,
-                    .g = g_out,
-                    .given_means = mean,
-                    .given_istds = istd,
-                    .out = gx,
-                    .scaled = 1};
+    groups_job a = {.at = tl_group_runs(batch, groups, channels, positions), .x = x, .gamma = gamma, .g = g_out};
+    a.given_means = mean, a.given_istds = istd, a.out = gx, a.scaled = 1;
     const int32_t status = backward(ctx, a);
     if (status) return status;
     a.at = tl_channel_runs(batch, groups, channels, positions, 1);

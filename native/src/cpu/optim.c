@@ -11,11 +11,11 @@
 #include "generated/optim.h"
 
 /* Nine operands of 64 KiB stay within a core's L2 cache and pay for handing the task to a thread. */
-enum { TL_SPAN = 16384 };
+enum { TL_SPAN = 16384, MAX_INPUTS = 5, MAX_OUTPUTS = 4 };
 
 typedef struct lists {
-    const float *const *in[5];
-    float *const *out[4];
+    const float *const *in[MAX_INPUTS];
+    float *const *out[MAX_OUTPUTS];
     const int64_t *lengths;
     int64_t count, *start; /* start[i]: the elements before tensor i; start[count]: all */
 } lists;
@@ -43,94 +43,40 @@ static int32_t run(tl_context *ctx, tl_task_fn span, tl_step step)
     return TORCHLEAN_OK;
 }
 
-/* Defines name(arg, task, worker): for every tensor i that the task's span meets, `body` on the elements first .. last
- * of it. A body's loops are over independent elements, which gcc vectorises. */
-#define TL_SPAN_FUNCTION(name, ...)                                                                                   \
-    static void name(void *arg, int64_t task, TL_UNUSED int32_t worker)                                                         \
-    {                                                                                                                 \
-        const tl_step step = *(const tl_step *)arg;                                                                   \
-        const lists l = step.lists;                                                                               \
-        const int64_t end = (task + 1) * TL_SPAN;                                                                     \
-        for (int64_t i = tl_find_tensor(l.start, l.count, task * TL_SPAN); i < l.count && l.start[i] < end; i++) {       \
-            const int64_t first = task * TL_SPAN > l.start[i] ? task * TL_SPAN - l.start[i] : 0;                      \
-            const int64_t last = end < l.start[i + 1] ? end - l.start[i] : l.lengths[i];                              \
-            __VA_ARGS__                                                                                               \
-        }                                                                                                             \
+/* Defines name(arg, task, worker): `statement` on element j of every tensor that the task's span meets. It reads the inputs x and writes
+ * the outputs y of that element. The loop is over independent elements, which gcc vectorises. */
+#define TL_STEP(name, statement)                                                                                 \
+    static void name(void *arg, int64_t task, TL_UNUSED int32_t worker)                                          \
+    {                                                                                                            \
+        const tl_step s = *(const tl_step *)arg;                                                                 \
+        const lists l = s.lists;                                                                                 \
+        const int64_t end = (task + 1) * TL_SPAN;                                                                \
+        for (int64_t i = tl_find_tensor(l.start, l.count, task * TL_SPAN); i < l.count && l.start[i] < end; i++) { \
+            const int64_t first = task * TL_SPAN > l.start[i] ? task * TL_SPAN - l.start[i] : 0;                 \
+            const int64_t last = end < l.start[i + 1] ? end - l.start[i] : l.lengths[i];                         \
+            const float *x[MAX_INPUTS];                                                                          \
+            float *y[MAX_OUTPUTS];                                                                               \
+            for (int k = 0; k < MAX_INPUTS; k++)                                                                 \
+                x[k] = l.in[k] ? l.in[k][i] : NULL;                                                              \
+            for (int k = 0; k < MAX_OUTPUTS; k++)                                                                \
+                y[k] = l.out[k] ? l.out[k][i] : NULL;                                                            \
+            _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) statement;                               \
+        }                                                                                                        \
     }
+#define X(k) x[k][j]
+#define Y(k) (y[k] + j)
 
-TL_SPAN_FUNCTION(
-    sgd_span, const float *p = l.in[0][i], *g = l.in[1][i]; float *p_out = l.out[0][i]; const tl_sgd s = step.rule.sgd;
-    _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) p_out[j] = tl_sgd_element(s, p[j], g[j]);)
-
-TL_SPAN_FUNCTION(
-    momentum_span, const float *p = l.in[0][i], *g = l.in[1][i], *v = l.in[2][i];
-    float *p_out = l.out[0][i], *v_out = l.out[1][i]; const tl_momentum s = step.rule.momentum;
-    _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) {
-        float after_p, after_v;
-        tl_momentum_element(s, p[j], g[j], v[j], &after_p, &after_v);
-        p_out[j] = after_p;
-        v_out[j] = after_v;
-    })
-
-TL_SPAN_FUNCTION(
-    adam_span, const float *p = l.in[0][i], *g = l.in[1][i], *m = l.in[2][i], *v = l.in[3][i];
-    float *p_out = l.out[0][i], *m_out = l.out[1][i], *v_out = l.out[2][i]; const tl_adam s = step.rule.adam;
-    _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) {
-        float after_p, after_m, after_v;
-        tl_adam_element(s, p[j], g[j], m[j], v[j], &after_p, &after_m, &after_v);
-        p_out[j] = after_p;
-        m_out[j] = after_m;
-        v_out[j] = after_v;
-    })
-
-TL_SPAN_FUNCTION(
-    rmsprop_span, const float *p = l.in[0][i], *g = l.in[1][i], *v = l.in[2][i];
-    float *p_out = l.out[0][i], *v_out = l.out[1][i]; const tl_rmsprop s = step.rule.rmsprop;
-    _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) {
-        float after_p, after_v;
-        tl_rmsprop_element(s, p[j], g[j], v[j], &after_p, &after_v);
-        p_out[j] = after_p;
-        v_out[j] = after_v;
-    })
-
-TL_SPAN_FUNCTION(
-    rmsprop_momentum_span, const float *p = l.in[0][i], *g = l.in[1][i], *v = l.in[2][i], *b = l.in[3][i];
-    float *p_out = l.out[0][i], *v_out = l.out[1][i], *b_out = l.out[2][i]; const tl_rmsprop s = step.rule.rmsprop;
-    _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) {
-        float after_p, after_v, after_b;
-        tl_rmsprop_momentum_element(s, p[j], g[j], v[j], b[j], &after_p, &after_v, &after_b);
-        p_out[j] = after_p;
-        v_out[j] = after_v;
-        b_out[j] = after_b;
-    })
-
-TL_SPAN_FUNCTION(
-    rmsprop_centered_span, const float *p = l.in[0][i], *g = l.in[1][i], *v = l.in[2][i], *m = l.in[3][i],
-    *b = l.in[4][i]; float *p_out = l.out[0][i], *v_out = l.out[1][i], *m_out = l.out[2][i], *b_out = l.out[3][i];
-    const tl_rmsprop s = step.rule.rmsprop; _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) {
-        float after_p, after_v, after_m, after_b;
-        tl_rmsprop_centered_element(s, p[j], g[j], v[j], m[j], b[j], &after_p, &after_v, &after_m, &after_b);
-        p_out[j] = after_p;
-        v_out[j] = after_v;
-        m_out[j] = after_m;
-        b_out[j] = after_b;
-    })
-
-TL_SPAN_FUNCTION(
-    lion_span, const float *p = l.in[0][i], *g = l.in[1][i], *m = l.in[2][i];
-    float *p_out = l.out[0][i], *m_out = l.out[1][i]; const tl_lion s = step.rule.lion;
-    _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) {
-        float after_p, after_m;
-        tl_lion_element(s, p[j], g[j], m[j], &after_p, &after_m);
-        p_out[j] = after_p;
-        m_out[j] = after_m;
-    })
-
-/* In place a factor of 1 has nothing to do. */
-TL_SPAN_FUNCTION(
-    clip_span, const float *g = l.in[0][i]; float *g_out = l.out[0][i]; const float factor = step.rule.factor;
-    if (factor != 1.0f || g != g_out)
-        _Pragma("GCC ivdep") for (int64_t j = first; j < last; j++) g_out[j] = factor * g[j];)
+TL_STEP(sgd_span, *Y(0) = tl_sgd_element(s.rule.sgd, X(0), X(1)))
+TL_STEP(momentum_span, tl_momentum_element(s.rule.momentum, X(0), X(1), X(2), Y(0), Y(1)))
+TL_STEP(adam_span, tl_adam_element(s.rule.adam, X(0), X(1), X(2), X(3), Y(0), Y(1), Y(2)))
+TL_STEP(rmsprop_span, tl_rmsprop_element(s.rule.rmsprop, X(0), X(1), X(2), Y(0), Y(1)))
+TL_STEP(rmsprop_momentum_span, tl_rmsprop_momentum_element(s.rule.rmsprop, X(0), X(1), X(2), X(3), Y(0), Y(1), Y(2)))
+TL_STEP(rmsprop_centered_span,
+        tl_rmsprop_centered_element(s.rule.rmsprop, X(0), X(1), X(2), X(3), X(4), Y(0), Y(1), Y(2), Y(3)))
+TL_STEP(lion_span, tl_lion_element(s.rule.lion, X(0), X(1), X(2), Y(0), Y(1)))
+TL_STEP(clip_span, *Y(0) = s.rule.factor * X(0))
+#undef X
+#undef Y
 
 int32_t tl_cpu_sgd_step(tl_context *ctx, const float *const *ps, const float *const *gs, int64_t count,
                         const int64_t *lengths, float lr, float weight_decay, float *const *ps_out)
@@ -206,8 +152,12 @@ int32_t tl_cpu_lion_step(tl_context *ctx, const float *const *ps, const float *c
 int32_t tl_cpu_clip_scale(tl_context *ctx, const float *const *gs, const float *norm, int64_t count,
                           const int64_t *lengths, float max_norm, float eps, float *const *gs_out)
 {
-    return run(ctx, clip_span,
-               (tl_step){{{gs}, {gs_out}, lengths, count, NULL}, {.factor = tl_clip_factor(norm[0], max_norm, eps)}});
+    const float factor = tl_clip_factor(norm[0], max_norm, eps);
+    int64_t left = factor == 1.0f ? 0 : count; /* in place a factor of 1 has nothing to do */
+    for (int64_t i = 0; i < count; i++)
+        left += gs[i] != gs_out[i];
+    return left == 0 ? TORCHLEAN_OK
+                     : run(ctx, clip_span, (tl_step){{{gs}, {gs_out}, lengths, count, NULL}, {.factor = factor}});
 }
 
 /* ---- the global norm: the row tree of formula/sum_tree.h in double ----------------------------------------------- */

@@ -11,6 +11,7 @@
 
 #include "core/threads.h"
 #include "cpu/blocks.h"
+#include "cpu/runs.h"
 #include "cpu/shape.h"
 #include "cpu/spans.h"
 #include "cpu/stream.h"
@@ -19,13 +20,12 @@ enum {
     BAND = 32,       /* rows of a panel */
     PANEL = 1024,    /* elements of a panel's rows */
     TASK = 65536,    /* elements of a task of matrices that are smaller, and of one that only copies */
-    SHORT_RUN = 32,  /* runs up to this length are copied in two pieces that overlap */
     LONG_RUN = 8192, /* runs (inner) from this length on are cut by length rather than by rows and columns */
 };
 
 /* ---- blocks of width by width elements in registers -------------------------------------------------------------- */
 
-/* The same past the cache: TL_LINE rows by `width` columns at a time, so that every line of y is written whole. */
+/* Blocks of blocks.h past the cache: TL_LINE rows by `width` columns at a time, so that every line of y is written whole. */
 #define STREAM_BLOCKS(width)                                                                                           \
     static void stream_blocks(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols)\
     {                                                                                                                  \
@@ -45,85 +45,17 @@ enum {
 #define STREAM_BLOCKS_OF(width) STREAM_BLOCKS(width)
 STREAM_BLOCKS_OF(TL_BLOCK)
 
-/* Whole matrices of two or three rows or columns: with constant counts gcc makes shuffles of the loops. */
-#define STRIP(count)                                                                           \
-    static void interleave##count(const float *x, int64_t x_stride, float *y, int64_t cols)    \
-    {                                                                                          \
-        _Pragma("GCC ivdep") for (int64_t c = 0; c < cols; c++)                                \
-        {                                                                                      \
-            for (int32_t r = 0; r < (count); r++)                                              \
-                y[c * (count) + r] = x[r * x_stride + c];                                      \
-        }                                                                                      \
-    }                                                                                          \
-    static void deinterleave##count(const float *x, float *y, int64_t y_stride, int64_t rows)  \
-    {                                                                                          \
-        _Pragma("GCC ivdep") for (int64_t r = 0; r < rows; r++)                                \
-        {                                                                                      \
-            for (int32_t c = 0; c < (count); c++)                                              \
-                y[c * y_stride + r] = x[r * (count) + c];                                      \
-        }                                                                                      \
-    }
-STRIP(2)
-STRIP(3)
-
-/* No panel is thinner than four but one that has all rows, or all columns, of its matrix; one of those is no matrix. */
-static void panel(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols, int stream)
-{
-    if (rows >= TL_BLOCK && cols >= TL_BLOCK)
-        (stream ? stream_blocks : TL_BLOCKS)(x, x_stride, y, y_stride, rows, cols);
-    else if (rows >= 4 && cols >= 4)
-        blocks4(x, x_stride, y, y_stride, rows, cols);
-    else if (rows == 2)
-        interleave2(x, x_stride, y, cols);
-    else if (rows == 3)
-        interleave3(x, x_stride, y, cols);
-    else if (cols == 2)
-        deinterleave2(x, y, y_stride, rows);
-    else
-        deinterleave3(x, y, y_stride, rows);
-}
-
 /* ---- runs: inner > 1 --------------------------------------------------------------------------------------------- */
 
-/* Columns in groups of TL_LINE, so that the lines of x a group shares are still in the cache for its next column. The last
- * argument copies a run of `length` elements. */
-#define RUNS(name, length, ...)                                                                                     \
-    static void name(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols, \
-                     TL_UNUSED int64_t inner)                                                                            \
-    {                                                                                                          \
-        for (int64_t j = 0; j < cols; j += TL_LINE)                                                            \
-            for (int64_t i = 0; i < rows; i += TL_LINE)                                                        \
-                for (int64_t c = j; c < tl_imin(j + TL_LINE, cols); c++)                                       \
-                    for (int64_t r = i; r < tl_imin(i + TL_LINE, rows); r++) {                                 \
-                        float *const to = y + c * y_stride + r * (length);                                     \
-                        const float *const from = x + r * x_stride + c * (length);                             \
-                        __VA_ARGS__;                                                                           \
-                    }                                                                                          \
-    }
-#define COPY(n) memcpy(to, from, (size_t)(n) * sizeof(float))
-/* Two pieces that may overlap, without a call. */
-#define PIECES(size) COPY(size), memcpy(to + inner - (size), from + inner - (size), (size) * sizeof(float))
-RUNS(runs2, 2, COPY(2))
-RUNS(runs3, 3, COPY(3))
-RUNS(runs4, 4, COPY(4))
-RUNS(runs_to8, inner, PIECES(4))
-RUNS(runs_to16, inner, PIECES(8))
-RUNS(runs_to32, inner, PIECES(16))
-RUNS(runs_any, inner, COPY(inner))
-
+/* Columns in groups of TL_LINE, so that the lines of x a group shares are still in the cache for its next column. */
 static void runs(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols,
                  int64_t inner)
 {
-    switch (inner) {
-    case 2: runs2(x, x_stride, y, y_stride, rows, cols, inner); break;
-    case 3: runs3(x, x_stride, y, y_stride, rows, cols, inner); break;
-    case 4: runs4(x, x_stride, y, y_stride, rows, cols, inner); break;
-    default:
-        (inner <= 8           ? runs_to8
-         : inner <= 16        ? runs_to16
-         : inner <= SHORT_RUN ? runs_to32
-                              : runs_any)(x, x_stride, y, y_stride, rows, cols, inner);
-    }
+    for (int64_t j = 0; j < cols; j += TL_LINE)
+        for (int64_t i = 0; i < rows; i += TL_LINE)
+            for (int64_t c = j; c < tl_imin(j + TL_LINE, cols); c++)
+                tl_copy_runs(y + c * y_stride + i * inner, inner, x + i * x_stride + c * inner, x_stride, inner,
+                             tl_imin(TL_LINE, rows - i));
 }
 
 /* ---- the engine: (outer, rows, cols, inner) to (outer, cols, rows, inner) ---------------------------------------- */
@@ -150,8 +82,10 @@ static void exchange_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     for (int64_t o = first; o < last; o++) {
         const float *x = e->x + o * matrix + r * x_stride + c * e->inner;
         float *y = e->y + o * matrix + c * y_stride + r * e->inner;
-        if (e->inner == 1)
-            panel(x, x_stride, y, y_stride, rows, cols, e->stream);
+        if (e->stream)
+            stream_blocks(x, x_stride, y, y_stride, rows, cols);
+        else if (e->inner == 1)
+            tl_transpose(x, x_stride, y, y_stride, rows, cols);
         else
             runs(x, x_stride, y, y_stride, rows, cols, e->inner);
     }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/threads.h"
+#include "cpu/runs.h"
 #include "cpu/spans.h"
 #include "cpu/stream.h"
 #include "formula/strided.h"
@@ -39,36 +40,6 @@ static inline void copy_run(float *y, int64_t y_stride, const float *x, int64_t 
     }
 }
 
-typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
-typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
-
-/* `count` runs of n elements that lie side by side. Short ones are copied as two pieces that may overlap, without a call. */
-#define SHORT_RUNS(...)                                                                          \
-    for (int64_t i = 0; i < count; i++, y += y_step, x += x_step) {                              \
-        __VA_ARGS__;                                                                             \
-    }
-#define PIECE(type, at) *(type *)(y + (at)) = *(const type *)(x + (at))
-#define PIECES(type, size) SHORT_RUNS(PIECE(type, 0); PIECE(type, n - (size)))
-static void copy_runs(float *restrict y, int64_t y_step, const float *restrict x, int64_t x_step, int64_t n,
-                      int64_t count)
-{
-    switch (n) {
-    case 1: SHORT_RUNS(y[0] = x[0]) break;
-    case 2: SHORT_RUNS(memcpy(y, x, 2 * sizeof(float))) break;
-    case 3: SHORT_RUNS(memcpy(y, x, 2 * sizeof(float)); y[2] = x[2]) break;
-    case 4: SHORT_RUNS(PIECE(quad, 0)) break;
-    default:
-        if (n <= 8)
-            PIECES(quad, 4)
-        else if (n <= 16)
-            PIECES(eight, 8)
-        else if (n <= 32)
-            SHORT_RUNS(PIECE(eight, 0); PIECE(eight, 8); PIECE(eight, n - 16); PIECE(eight, n - 8))
-        else
-            SHORT_RUNS(memcpy(y, x, (size_t)n * sizeof(float)))
-    }
-}
-
 static void copy_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const copy *c = arg;
@@ -88,9 +59,9 @@ static void copy_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
         if (last > 0 && stride == 1 && n == row) { /* whole runs: as many as the axis above has */
             rows = tl_imin(s->size[last - 1] - place[last - 1], (end - at) / row);
             if (c->take)
-                copy_runs(c->y + at, row, c->x + offset, above, row, rows);
+                tl_copy_runs(c->y + at, row, c->x + offset, above, row, rows);
             else
-                copy_runs(c->y + offset, above, c->x + at, row, row, rows);
+                tl_copy_runs(c->y + offset, above, c->x + at, row, row, rows);
             place[last - 1] += rows - 1;
             offset += (rows - 1) * above;
         } else if (c->take) {
@@ -140,13 +111,13 @@ typedef struct padding {
 static inline void fill(float *y, float value, int64_t n)
 {
     if (n >= 8) {
-        const eight v = {value, value, value, value, value, value, value, value};
+        const tl_floats8 v = {value, value, value, value, value, value, value, value};
         for (int64_t i = 0; i < n - 8; i += 8)
-            *(eight *)(y + i) = v;
-        *(eight *)(y + n - 8) = v;
+            *(tl_floats8 *)(y + i) = v;
+        *(tl_floats8 *)(y + n - 8) = v;
     } else if (n >= 4) {
-        const quad v = {value, value, value, value};
-        *(quad *)y = *(quad *)(y + n - 4) = v;
+        const tl_floats4 v = {value, value, value, value};
+        *(tl_floats4 *)y = *(tl_floats4 *)(y + n - 4) = v;
     } else {
         if (n > 0) y[0] = value;
         if (n > 1) y[1] = y[n - 1] = value;
@@ -209,7 +180,7 @@ static void pad_dense(const padding *p, float *y, const float *x, int64_t from, 
         if (b - a == n) {
             rows = last <= to ? part - i : (to - run - n) / width + 1;
             if (rows * width > BATCH) rows = tl_imax(BATCH / width, 1);
-            copy_runs(y + run, width, x + i * n, n, n, rows);
+            tl_copy_runs(y + run, width, x + i * n, n, n, rows);
             fill_gaps(y + run + n, width, p->value, width - n, rows - 1);
             *done = y + run + (rows - 1) * width + n;
         } else {
