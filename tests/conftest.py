@@ -34,7 +34,7 @@ ENTRIES = [(row, which) for row in ROWS for which in directions(row)]
 
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
 settings.register_profile("dev", max_examples=5, derandomize=True, **_common)
-settings.register_profile("ci", max_examples=30, derandomize=True, **_common)  # a change is judged, not a draw
+settings.register_profile("ci", max_examples=20, derandomize=True, **_common)  # a change is judged, not a draw
 settings.register_profile("thorough", max_examples=200, **_common)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
