@@ -51,7 +51,10 @@ def test_kernels_of_other_formats_compute_in_float32_and_round_once() -> None:
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
-@pytest.mark.parametrize(("op", "dtype"), [*((op, "float32") for op in compiled.DEFECTS), ("gelu", "float16")])
+@pytest.mark.parametrize(("op", "dtype"), [
+    *((op, "float32") for op in compiled.DEFECTS if op != "matmul"),  # which takes longest
+    ("gelu", "float16"),
+])  # fmt: skip
 def test_kernels_in_c_pass_and_their_defects_are_caught(op: str, dtype: str) -> None:
     own = [k for k in compiled.kernels() if k.op == op]
     assert [k.name for k in own][:1] == [""] and own[0].judge(dtype, 6).verdict == "pass"
@@ -87,7 +90,7 @@ def test_the_page_quotes_the_evidence() -> None:
     assert (page.ROOT / page.PAGE).read_text("utf-8") == page.page(), "stale: run `python -m audit.judge.page`"
 
 
-@pytest.mark.parametrize("op", ["softmax", "matmul", "var", "reduce_sum", "swap_adjacent_at_depth"])
+@pytest.mark.parametrize("op", ["matmul", "var", "reduce_sum", "swap_adjacent_at_depth"])
 def test_kernels_that_compute_nothing_are_caught(op: str) -> None:
     assert all(trivial.caught(registry.get(op), name) for name in trivial.KERNELS)
     right = registry.get("broadcast_vec_to_rows")
