@@ -415,8 +415,9 @@ GROUPED_PATHS = [
 ]  # fmt: skip
 #: depthwise layers with strides whose planes take several thread blocks
 GROUPED_PATHS += [_grouped_path(1, 3, 1, 1, (97, 113), k, 2, 1, 2, 1) for k in (3, 7)]
-#: groups enough for their lanes, images small enough
-SMALL_PATHS = [_grouped_path(3, 67, 1, 1, (7, 6), 5, 2, 1, 2, 2), _grouped_path(37, 10, 2, 3, (5, 3), 3, 1, 1, 1, 2)]
+#: groups enough for their lanes, images small enough: several, and one alone
+SMALL_PATHS = [_grouped_path(3, 67, 1, 1, (7, 6), 5, 2, 1, 2, 2), _grouped_path(37, 10, 2, 3, (5, 3), 3, 1, 1, 1, 2),
+               _grouped_path(1, 77, 1, 2, (5, 4), 3, 1, 1, 1, 1)]  # fmt: skip
 GROUPED_PATHS += SMALL_PATHS
 TRANSPOSE_GROUPED_PATHS = [
     p | {"output_padding": [s - 1 for s in p["stride"]]} for p in GROUPED_PATHS[:5] + SMALL_PATHS
