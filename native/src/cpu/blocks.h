@@ -5,7 +5,6 @@
 #pragma once
 
 #include <stdint.h>
-#include <string.h>
 
 #include "formula/integer.h"
 
@@ -83,52 +82,6 @@ BLOCKS(8)
 #define TL_TURN(v) turn4((floats4 *)(v))
 #endif
 
-/* Matrices of two or three rows or columns: with constant counts gcc makes shuffles of the loops. */
-#define STRIP(count)                                                                                  \
-    static inline void interleave##count(const float *x, int64_t x_stride, float *y, int64_t cols)    \
-    {                                                                                                 \
-        _Pragma("GCC ivdep") for (int64_t c = 0; c < cols; c++)                                       \
-        {                                                                                             \
-            for (int32_t r = 0; r < (count); r++)                                                     \
-                y[c * (count) + r] = x[r * x_stride + c];                                             \
-        }                                                                                             \
-    }                                                                                                 \
-    static inline void deinterleave##count(const float *x, float *y, int64_t y_stride, int64_t rows)  \
-    {                                                                                                 \
-        _Pragma("GCC ivdep") for (int64_t r = 0; r < rows; r++)                                       \
-        {                                                                                             \
-            for (int32_t c = 0; c < (count); c++)                                                     \
-                y[c * y_stride + r] = x[r * (count) + c];                                             \
-        }                                                                                             \
-    }
-STRIP(2)
-STRIP(3)
-
-/* y[c·y_stride + r] = x[r·x_stride + c]. */
-static inline __attribute__((always_inline)) void tl_transpose(const float *x, int64_t x_stride, float *y,
-                                                               int64_t y_stride, int64_t rows, int64_t cols)
-{
-    if (rows >= TL_BLOCK && cols >= TL_BLOCK)
-        TL_BLOCKS(x, x_stride, y, y_stride, rows, cols);
-    else if (rows >= 4 && cols >= 4)
-        blocks4(x, x_stride, y, y_stride, rows, cols);
-    else if (rows == 2 && y_stride == 2)
-        interleave2(x, x_stride, y, cols);
-    else if (rows == 3 && y_stride == 3)
-        interleave3(x, x_stride, y, cols);
-    else if (cols == 2 && x_stride == 2)
-        deinterleave2(x, y, y_stride, rows);
-    else if (cols == 3 && x_stride == 3)
-        deinterleave3(x, y, y_stride, rows);
-    else if ((rows == 1 && y_stride == 1) || (cols == 1 && x_stride == 1))
-        memcpy(y, x, (size_t)(rows * cols) * sizeof(float));
-    else
-        for (int64_t c = 0; c < cols; c++)
-            for (int64_t r = 0; r < rows; r++)
-                y[c * y_stride + r] = x[r * x_stride + c];
-}
-
-#undef STRIP
 #undef LOW
 #undef HIGH
 #undef LANES4
