@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import tlspec
+from tests.spec.test_registry import demand_equal_formulas
 from tlspec import references, registry
 from tlspec.__main__ import main
-from tlspec.case import as_tuple, call_reference
 from tlspec.draw.cases import data_classes, draw_case
 from tlspec.formats import FORMATS
 from tlspec.references.quantised import BLOCK
@@ -264,14 +264,7 @@ def test_references_say_what_they_take_and_return(reference: registry.Op) -> Non
 @pytest.mark.parametrize("reference", references.references(), ids=lambda r: r.name)
 def test_other_formulas_give_the_same(reference: registry.Op) -> None:
     for seed in range(20):
-        case = draw_case(reference, seed, data_classes(reference, "forward")[0], "medium")
-        for formula in reference.formulas["forward"]:
-            found, wanted = (as_tuple(call_reference(f, case.wide, case.values)) for f in (formula, case.reference))
-            for x, y in zip(found, wanted, strict=True):
-                assert np.allclose(x, y, rtol=1e-9, atol=1e-9 * np.abs(y).max(initial=0), equal_nan=True), (
-                    case,
-                    formula,
-                )
+        demand_equal_formulas(draw_case(reference, seed, data_classes(reference, "forward")[0], "medium"))
 
 
 def test_a_reference_is_called_on_arrays() -> None:

@@ -11,6 +11,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 
 from tlspec import registry
 from tlspec.bounds import call_reference, exact
+from tlspec.case import Case, as_tuple
 from tlspec.draw.cases import draw_case
 from tlspec.entries import composition_arguments
 from tlspec.expressions import evaluate
@@ -142,16 +143,20 @@ def test_every_row_has_a_vjp_or_says_why_not(row: Op) -> None:
     assert (row.vjp_rule is None) == bool(row.no_vjp) and row.doc
 
 
+def demand_equal_formulas(case: Case) -> None:
+    """Of the case's row and direction, in float64: the same as the reference but for rounding."""
+    for formula in case.op.formulas[case.which]:
+        with np.errstate(all="ignore"):
+            found, wanted = (as_tuple(call_reference(f, case.wide, case.values)) for f in (formula, case.reference))
+        for x, y in zip(found, wanted, strict=True):
+            assert np.allclose(x, y, rtol=1e-9, atol=1e-9, equal_nan=True), (case, formula)
+
+
 @pytest.mark.parametrize("which", ["forward", "vjp"])
 @pytest.mark.only(where=lambda row: any(row.formulas.values()))
 def test_other_formulas_give_the_same(row: Op, which: str) -> None:
     for seed in range(4):
-        case = draw_case(row, seed, "uniform", "small", which)
-        for formula in row.formulas[which]:
-            with np.errstate(all="ignore"):
-                found, wanted = (call_reference(f, case.wide, case.values) for f in (formula, case.reference))
-            for x, y in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, wanted)), strict=True):
-                assert np.allclose(x, y, rtol=1e-9, atol=1e-9, equal_nan=True), (case, formula)
+        demand_equal_formulas(draw_case(row, seed, "uniform", "small", which))
 
 
 def test_a_row_is_a_function() -> None:

@@ -72,9 +72,8 @@ def _product_of_scales(a, b, a_scale, b_scale):
 
 def _draw_fp8(d):
     m, blocks = d.dim(0, 257), d.choice([1, 1, 2, 3])
-    n = d.choice(
-        [d.dim(0, 257), d.integer(BLOCK + 1, 2 * BLOCK)]
-    )  # half of the draws have several blocks, the last in part
+    # half of the draws have several blocks, the last in part
+    n = d.choice([d.dim(0, 257), d.integer(BLOCK + 1, 2 * BLOCK)])
 
     def numbers(rows, k):
         x = np.clip(d.rng.standard_normal((rows, k)) * 96, -448, 448)
