@@ -239,6 +239,18 @@ def test_a_check_that_can_tell_nothing_is_blind() -> None:
     assert check(softmax, "softmax", cases={"small": 0}).verdict == "blind"
 
 
+def test_results_that_a_gradient_reads_are_rounded_once() -> None:
+    """The numbers of one case and of the same case beside others, of a gradient that reads the forward results."""
+
+    def gradient(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        made = registry.get("gru_cell").rule.reference(*(x.astype(np.float32) for x in arrays))
+        return tuple(x.astype(np.float16) for x in made)
+
+    case = "vjp:50000:normal:edges"
+    report = check(None, "gru_cell", backward=gradient, dtype="float16", case=case, isolate=False, sensitive=False)
+    assert report.ok and report.neighbours, report
+
+
 def test_a_reference_of_ones_own_is_enough() -> None:
     inputs = "x[rows, cols], weight[cols]; eps: float = 1e-6"
     report = check(rms_norm, reference=rms_norm, inputs=inputs, data=["normal", "uniform", "integers"], **SMALL)

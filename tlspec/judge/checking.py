@@ -31,7 +31,7 @@ from tlspec.judge.report import Finding, Report, Row, name_of, word_for
 from tlspec.judge.runner import Answer, Failure, Plain, Raised, Request
 from tlspec.judge.shrink import lengths_of, resized, shrink
 from tlspec.judge.subject import subject_of
-from tlspec.judge.trial import Trial, quantised
+from tlspec.judge.trial import Trial, quantised, with_results
 from tlspec.registry import Op
 from tlspec.running import Model
 
@@ -97,7 +97,8 @@ class Check:
             raise
 
     def called(self, case: Case, *, hold: bool = False) -> tuple[Request, Answer]:
-        """A call of a case that is in the format. Raises Failure where results have not its shapes."""
+        """A call of a case whose arrays are in the format. Raises Failure where results have not its shapes."""
+        case = with_results(case, self.format)
         kernel = self.kernel(case)
         self.garbage = next(self.seeds)
         request = kernel.prepare(case, self.format, self.out, garbage=self.garbage)

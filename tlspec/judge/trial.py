@@ -234,14 +234,21 @@ def quantised(case: Case, format: Format) -> Case:
     groups = (case.inputs, case.cotangents)
     arrays = [{n: fit(x, i, of.get(n, common)) for i, (n, x) in enumerate(group.items())} for group in groups]
     made = replace(case, inputs=arrays[0], cotangents=arrays[1], given=None)  # type: ignore[arg-type]
-    if case.which == "forward" or all(r in {**made.inputs, **made.cotangents} for r in case.op.rule.reads):
-        return made
-    known: dict[str, Any] = {**made.inputs, **made.cotangents}
+    return with_results(made, format)
+
+
+def with_results(case: Case, format: Format) -> Case:
+    """The case, and with it the forward results that its gradient reads, rounded once to the format."""
+    if case.which == "forward" or case.given is not None:
+        return case
+    known: dict[str, Any] = {**case.inputs, **case.cotangents}
+    if all(r in known for r in case.op.rule.reads):
+        return case
     with np.errstate(all="ignore"):
-        outs = call_reference(case.op.reference, made.wide_inputs, case.values)
+        outs = call_reference(case.op.reference, case.wide_inputs, case.values)
     for array, out in zip(case.op.signature.outputs, outs if isinstance(outs, tuple) else (outs,), strict=True):
         known[array.name] = format.round(out).astype(np.float64 if format.precision > 24 else np.float32)
-    return replace(made, given={r: known[r] for r in case.op.rule.reads})
+    return replace(case, given={r: known[r] for r in case.op.rule.reads})
 
 
 @dataclass(frozen=True)

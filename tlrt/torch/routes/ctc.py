@@ -75,8 +75,13 @@ def _last_two(x: Any, spans: Any) -> Any:
     return _add(x.gather(1, end), before)[:, 0]
 
 
-@route(aten._use_cudnn_ctc_loss.default, aten._use_cudnn_ctc_loss.Tensor)
-def use_cudnn_ctc_loss(*_: Any) -> bool:
+@route(
+    aten._use_cudnn_ctc_loss.default,
+    aten._use_cudnn_ctc_loss.Tensor,
+    aten._use_miopen_ctc_loss.default,
+    aten._use_miopen_ctc_loss.Tensor,
+)
+def use_library_ctc_loss(*_: Any) -> bool:
     return False
 
 
