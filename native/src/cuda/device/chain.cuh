@@ -488,10 +488,22 @@ struct tl_chain_plan {
 template <class P>
 constexpr bool TL_CHAIN_THIN = P::TILES != tl_chain_choice::SMALL && P::TILES != tl_chain_choice::MEDIUM;
 
-/* Whether segments of a tile are work of several blocks. */
+/* Rounds of `tiles` parts on all multiprocessors, over those of which no multiprocessor were idle. */
+static inline double tl_chain_idle(int64_t tiles, int64_t sms)
+{
+    return (double)(tl_ceil_div(tiles, sms) * sms) / (double)tiles;
+}
+
+/* Whether segments of a tile are work of several blocks: where tiles are fewer than multiprocessors, or leave many idle in their last
+ * round, whatever their size. The segments' sums are then in memory at once: 512 MiB at most, of more tiles than multiprocessors. */
 static inline bool tl_chain_splits(const tl_chain_sizes &x, int64_t sms)
 {
-    return x.segments() > 1 && x.batch * x.tiles<tl_chain_medium>() < sms;
+    constexpr double IDLE = 1.2;
+    constexpr int64_t MOST = INT64_C(1) << 26;
+    const int64_t tiles = x.batch * x.tiles<tl_chain_medium>();
+    if (x.segments() == 1 || tiles < sms) return x.segments() > 1;
+    const double small = tl_chain_idle(x.batch * x.tiles<tl_chain_small>(), sms);
+    return std::min(tl_chain_idle(tiles, sms), small) > IDLE && x.batch * x.m * x.p <= MOST / x.segments();
 }
 
 /* The tiles that take a problem the least time. */
