@@ -273,17 +273,17 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         ),
     ],
     "conv_grouped": [
-        *(  # depthwise layers with strides and a multiplier: whole planes, one, a band, one output of a thread and more
+        *(  # depthwise layers with strides and a multiplier: one output of a thread and more
             grouped(b, g, 1, m, size, k, 2, 1, k // 2, k // 2)
             for b, g, m, size, k in (
                 (2, 3, 3, (28, 28), 5), (1, 2, 8, (31, 33), 7), (1, 2, 3, (97, 113), 5), (40, 64, 3, (14, 14), 3),
                 (1, 1, 3, (41, 43), 3),
             )
         ),
-        # threads of several rows and images, neither in whole numbers, and blocks of several rows
+        # threads of several images, not in whole numbers
         grouped(5, 21, 2, 7, (66, 40), 3, 1, 1, 1, 1),
         grouped(2, 140, 8, 7, (5, 4), 3, 1, 1, 1, 1),
-        # several outputs to a channel, more than eight and fewer, and blocks of one tap of several rows
+        # several outputs to a channel, more than eight and fewer, and blocks of one tap
         grouped(4, 5, 1, 13, (41, 66), 3, 1, 1, 1, 2),
         grouped(3, 7, 1, 4, (45, 50), 5, 1, 1, 2, 2),
         grouped(2, 6, 1, 2, (3, 34, 37), 3, 1, 1, 1, 1),

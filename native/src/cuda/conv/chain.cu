@@ -9,8 +9,6 @@
  * offset that it adds to a source index and its tap's bit. Another has for every position of an image its source index, the bits
  * of its taps that lie inside, CHUNK to a word, and its target index. Lanes copy neighbouring positions. What lies outside the
  * source is 0 and takes part in the sums. */
-#include "cuda/conv/chain.cuh"
-
 #include <type_traits>
 
 #include "cuda/conv/conv.cuh"
@@ -27,14 +25,11 @@ struct Tables {
     uint32_t *targets;
 };
 
-/* What both problems know of the arrays. */
+/* What both problems know of the source. */
 struct Arrays {
     Tables tables;
     const float *source;
-    float *target;
-    int64_t group_size, image_size,
-        target_image; /* floats: of a group's and an image's sources, of an image's targets */
-    int64_t target_size, group_rows;
+    int64_t group_size, image_size; /* floats */
     uint32_t positions;
     tl_fastdiv position_div;
 
@@ -42,6 +37,46 @@ struct Arrays {
     __device__ __forceinline__ const float *of(uint32_t group, uint32_t image) const
     {
         return source + group * group_size + image * image_size;
+    }
+};
+
+/* Where results go, column by column of all images, and what ends them. */
+struct Results {
+    float *target;
+    const float *bias;                        /* or NULL */
+    const uint32_t *targets;                  /* of an image's columns in a row; NULL: they are its elements */
+    int64_t group_rows, row_size, image_size; /* floats of a row and of an image */
+    tl_fastdiv columns;                       /* of an image */
+
+    /* In row 0 of the group. */
+    __device__ __forceinline__ float *at(uint32_t group, int64_t column) const
+    {
+        uint32_t rest;
+        const uint32_t image = columns.divmod((uint32_t)column, &rest);
+        return target + image * image_size + group * (group_rows * row_size) + (targets ? targets[rest] : rest);
+    }
+    __device__ __forceinline__ float ended(uint32_t group, int64_t row, double sum) const
+    {
+        return (float)(bias ? sum + (double)bias[group * group_rows + row] : sum);
+    }
+    template <class T>
+    __device__ __forceinline__ void store(const tl_chain_args &, const tl_chain_place &place, int64_t row, int64_t col,
+                                          int64_t rows, int64_t cols, const double (&sum)[T::M][T::N][4], float *) const
+    {
+        TL_UNROLL_FOR (int n = 0; n < T::N; n++)
+            TL_UNROLL_FOR (int e = 0; e < 2; e++) {
+                if (8 * n + e >= cols) continue;
+                float *const to = at(place.product, col + 8 * n + e) + row * row_size;
+                TL_UNROLL_FOR (int m = 0; m < T::M; m++)
+                    TL_UNROLL_FOR (int h = 0; h < 2; h++)
+                        if (16 * m + 8 * h < rows)
+                            to[(16 * m + 8 * h) * row_size] =
+                                ended(place.product, row + 16 * m + 8 * h, sum[m][n][2 * h + e]);
+            }
+    }
+    __device__ __forceinline__ void put(uint32_t product, uint32_t row, uint32_t col, double sum) const
+    {
+        at(product, col)[row * row_size] = ended(product, row, sum);
     }
 };
 
@@ -74,12 +109,12 @@ struct Reader {
 
 /* PLAIN: without tables. `w` is (groups, rows, K), or, not ALONG, (groups, K, rows). WHOLE: its rows, and those of a PLAIN source,
  * consist of whole 16 bytes. */
-template <bool PLAIN, bool ALONG, bool WHOLE> struct Gathered {
+template <bool PLAIN, bool ALONG, bool WHOLE> struct Gathered : Results {
     using Real = float;
     static constexpr tl_chain_choice TILES = tl_chain_choice::MEDIUM;
     static constexpr int VECTOR = WHOLE ? 4 : 1; /* elements of a copy */
     Arrays arrays;
-    const float *w, *bias;
+    const float *w;
 
     template <class T>
     using Factor = std::conditional_t<PLAIN && !WHOLE, tl_chain_unaligned<T, float, T::BM, ALONG>,
@@ -134,39 +169,6 @@ template <bool PLAIN, bool ALONG, bool WHOLE> struct Gathered {
     };
 
     template <class T> using B = std::conditional_t<PLAIN, Plain<T>, Tabled<T>>;
-
-    /* The target of a position, in row 0 of the group. */
-    __device__ __forceinline__ float *target(uint32_t group, int64_t q) const
-    {
-        uint32_t at;
-        const uint32_t image = arrays.position_div.divmod((uint32_t)q, &at);
-        return arrays.target + image * arrays.target_image + group * (arrays.group_rows * arrays.target_size) +
-               (PLAIN ? at : arrays.tables.targets[at]);
-    }
-    __device__ __forceinline__ float ended(uint32_t group, int64_t row, double sum) const
-    {
-        return (float)(bias ? sum + (double)bias[group * arrays.group_rows + row] : sum);
-    }
-
-    template <class T>
-    __device__ __forceinline__ void store(const tl_chain_args &, const tl_chain_place &place, int64_t row, int64_t col,
-                                          int64_t rows, int64_t cols, const double (&sum)[T::M][T::N][4], Real *) const
-    {
-        TL_UNROLL_FOR (int n = 0; n < T::N; n++)
-            TL_UNROLL_FOR (int e = 0; e < 2; e++) {
-                if (8 * n + e >= cols) continue;
-                float *const to = target(place.product, col + 8 * n + e) + row * arrays.target_size;
-                TL_UNROLL_FOR (int m = 0; m < T::M; m++)
-                    TL_UNROLL_FOR (int h = 0; h < 2; h++)
-                        if (16 * m + 8 * h < rows)
-                            to[(16 * m + 8 * h) * arrays.target_size] =
-                                ended(place.product, row + 16 * m + 8 * h, sum[m][n][2 * h + e]);
-            }
-    }
-    __device__ __forceinline__ void put(uint32_t product, uint32_t row, uint32_t col, double sum) const
-    {
-        target(product, col)[row * arrays.target_size] = ended(product, row, sum);
-    }
 };
 
 /* ---- gradients of weights ------------------------------------------------------------------------------------------ */
@@ -205,10 +207,10 @@ template <class T, int WIDTH, int VECTOR> struct BatchRows : tl_chain_layout<T, 
 };
 
 /* PLAIN as above. VECTOR: positions of a copy of g, and of a PLAIN source. */
-template <bool PLAIN, int VECTOR> struct Weights {
+template <bool PLAIN, int VECTOR> struct Weights : Results {
     using Real = float;
     static constexpr tl_chain_choice TILES = tl_chain_choice::MEDIUM;
-    Arrays arrays;   /* target: gw (groups, rows, K) */
+    Arrays arrays;
     const float *g;  /* (batch, groups, rows, positions) */
     int64_t g_image; /* floats of one image */
 
@@ -259,31 +261,15 @@ template <bool PLAIN, int VECTOR> struct Weights {
     };
 
     template <class T> using B = std::conditional_t<PLAIN, Plain<T>, Tabled<T>>;
-
-    template <class T>
-    __device__ __forceinline__ void store(const tl_chain_args &args, const tl_chain_place &place, int64_t row,
-                                          int64_t col, int64_t rows, int64_t cols, const double (&sum)[T::M][T::N][4],
-                                          Real *) const
-    {
-        float *const to = arrays.target + (place.product * args.m + row) * args.p + col;
-        TL_UNROLL_FOR (int m = 0; m < T::M; m++)
-            TL_UNROLL_FOR (int n = 0; n < T::N; n++)
-                TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                    if (16 * m + e / 2 * 8 < rows && 8 * n + e % 2 < cols)
-                        to[(16 * m + e / 2 * 8) * args.p + 8 * n + e % 2] = (float)sum[m][n][e];
-    }
-    __device__ __forceinline__ void put(uint32_t product, uint32_t row, uint32_t col, double sum) const
-    {
-        arrays.target[(product * arrays.group_rows + row) * arrays.target_size + col] = (float)sum;
-    }
 };
 
 /* ---- tables -------------------------------------------------------------------------------------------------------- */
 
+/* Weights that are not there as they are needed: (groups, rows, K) of them, `lines` of K, go to `packed`. */
 struct PackJob {
     const float *w;
-    float *packed;
-    int64_t groups, rows, group_stride, row_stride, channel_stride;
+    float *packed; /* or NULL */
+    int64_t lines, rows, group_stride, row_stride, channel_stride;
 };
 
 /* Blocks of 256 of the tables: over k, as often as weights are shared out, then over positions, as often as words of bits are. */
@@ -307,7 +293,7 @@ __global__ void __launch_bounds__(256)
                 make_uint2((uint32_t)(channel * g.source_size) + tap.source, t / CHUNK * 32 + t % CHUNK);
         if (!job.packed) return;
         const int64_t at = channel * job.channel_stride + tap.kernel;
-        for (int64_t i = part; i < job.groups * job.rows; i += grid.entry_parts)
+        for (int64_t i = part; i < job.lines; i += grid.entry_parts)
             job.packed[i * grid.inner + k] =
                 job.w[i / job.rows * job.group_stride + i % job.rows * job.row_stride + at];
         return;
@@ -325,47 +311,34 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-/* The tables of a gather in scratch, and, of what is not there as it is needed, packed weights. */
-class Plan {
-  public:
-    explicit Plan(tl_context *ctx) : ctx(ctx), words(ctx), weights(ctx) {}
-    int32_t make(const tl_conv_gather &g, int64_t channels, const PackJob &job, bool pack)
-    {
-        const int64_t inner = channels * g.taps_size, masks = tl_ceil_div(g.taps_size, CHUNK), count = g.positions;
-        TL_TRY(words.allocate(2 * inner + (2 + masks) * count));
-        if (pack) TL_TRY(weights.allocate(job.groups * job.rows * inner));
-        tables.entries = reinterpret_cast<uint2 *>((uint32_t *)words);
-        tables.sources = words + 2 * inner, tables.targets = tables.sources + count;
-        tables.inside = tables.targets + count;
-        PackJob own = job;
-        own.packed = pack ? (float *)weights : nullptr;
-        constexpr int64_t PARTS_MOST = 1024;
-        const int64_t lines = pack ? job.groups * job.rows : 1;
-        const TableGrid grid = {(uint32_t)inner, tl_grid(inner, 256), (uint32_t)std::min(lines, PARTS_MOST),
-                                tl_grid(count, 256), (uint32_t)std::min(masks, PARTS_MOST)};
-        const int64_t blocks = (int64_t)grid.entry_blocks * grid.entry_parts +
-                               (int64_t)grid.position_blocks * grid.position_parts;
-        return tl_launch(ctx, "conv_tables", tables_kernel, (unsigned)blocks, 256, g, tables, own, grid);
-    }
-    const float *packed() const { return weights; }
-    Tables tables;
-
-  private:
-    tl_context *ctx;
-    tl_scratch<uint32_t> words;
-    tl_scratch<float> weights;
-};
-
-Arrays arrays_of(const tl_conv_gather &g, const Tables &tables, int64_t groups, int64_t channels, int64_t rows,
-                 const float *source, float *target)
+/* The tables of a gather, in scratch. */
+int32_t make_tables(tl_context *ctx, const tl_conv_gather &g, int64_t channels, const PackJob &job,
+                    tl_scratch<uint32_t> &words, Tables *tables)
 {
-    Arrays a = {};
-    a.tables = tables;
-    a.source = source, a.target = target;
-    a.group_size = channels * g.source_size, a.image_size = groups * a.group_size;
-    a.target_size = g.target_size, a.group_rows = rows, a.target_image = groups * rows * g.target_size;
-    a.positions = (uint32_t)g.positions, a.position_div = tl_fastdiv((uint64_t)g.positions);
-    return a;
+    const int64_t inner = channels * g.taps_size, masks = tl_ceil_div(g.taps_size, CHUNK), count = g.positions;
+    TL_TRY(words.allocate(2 * inner + (2 + masks) * count));
+    uint32_t *const sources = words + 2 * inner;
+    *tables = {reinterpret_cast<uint2 *>((uint32_t *)words), sources, sources + 2 * count, sources + count};
+    constexpr int64_t PARTS_MOST = 1024;
+    const int64_t entry_parts = job.packed ? std::min(job.lines, PARTS_MOST) : 1;
+    const TableGrid grid = {(uint32_t)inner, tl_grid(inner, 256), (uint32_t)entry_parts, tl_grid(count, 256),
+                            (uint32_t)std::min(masks, PARTS_MOST)};
+    const int64_t blocks = (int64_t)grid.entry_blocks * grid.entry_parts +
+                           (int64_t)grid.position_blocks * grid.position_parts;
+    return tl_launch(ctx, "conv_tables", tables_kernel, (unsigned)blocks, 256, g, *tables, job, grid);
+}
+
+Arrays arrays_of(const tl_conv_gather &g, const Tables &tables, int64_t groups, int64_t channels, const float *source)
+{
+    const int64_t group_size = channels * g.source_size;
+    return {tables, source, group_size, groups * group_size, (uint32_t)g.positions, tl_fastdiv((uint64_t)g.positions)};
+}
+
+Results results_of(const tl_conv_product &p, const tl_conv_gather &g, const uint32_t *targets)
+{
+    const int64_t size = g.target_size;
+    const tl_fastdiv columns((uint64_t)g.positions);
+    return {p.target, p.bias, targets, p.rows, size, p.groups * p.rows * size, columns};
 }
 
 /* The smallest tiles also serve larger products where the others leave multiprocessors idle: if they take less time, and at most two
@@ -381,81 +354,70 @@ template <class P> int32_t run(tl_context *ctx, const char *name, const P &probl
     return tl_chain_run(ctx, name, problem, sizes);
 }
 
-int32_t phase(tl_context *ctx, const tl_conv_gather &g, int64_t batch, int64_t groups, int64_t channels, int64_t rows,
-              const float *source, const PackJob &job, bool pack, const float *bias, float *target)
+int32_t phase(tl_context *ctx, const tl_conv_product &p, const tl_conv_gather &g)
 {
     const char *const name = "conv_chain";
-    Plan plan(ctx);
-    TL_TRY(plan.make(g, channels, job, pack));
-    const Arrays arrays = arrays_of(g, plan.tables, groups, channels, rows, source, target);
-    const tl_chain_sizes sizes = {groups, rows, channels * g.taps_size, batch * g.positions};
-    const float *const w = pack ? plan.packed() : job.w;
-    if (sizes.n % 4 == 0 && tl_aligned4(w)) return run(ctx, name, Gathered<false, true, true>{arrays, w, bias}, sizes);
-    return run(ctx, name, Gathered<false, true, false>{arrays, w, bias}, sizes);
+    const tl_chain_sizes sizes = {p.groups, p.rows, p.channels * g.taps_size, p.batch * g.positions};
+    tl_scratch<uint32_t> words(ctx);
+    tl_scratch<float> packed(ctx);
+    if (p.spread) TL_TRY(packed.allocate(p.groups * p.rows * sizes.n));
+    const PackJob job = {
+        p.w, packed, p.groups * p.rows, p.rows, p.rows * p.channels * p.s.taps, p.row_stride(), p.channel_stride()};
+    Tables tables;
+    TL_TRY(make_tables(ctx, g, p.channels, job, words, &tables));
+    const Arrays arrays = arrays_of(g, tables, p.groups, p.channels, p.source);
+    const Results results = results_of(p, g, tables.targets);
+    const float *const w = p.spread ? (const float *)packed : p.w;
+    if (sizes.n % 4 == 0 && tl_aligned4(w))
+        return run(ctx, name, Gathered<false, true, true>{results, arrays, w}, sizes);
+    return run(ctx, name, Gathered<false, true, false>{results, arrays, w}, sizes);
 }
 
-template <bool ALONG>
-int32_t plain(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t channels, int64_t rows,
-              const float *source, const float *w, const float *bias, float *target)
+template <bool ALONG> int32_t plain(tl_context *ctx, const tl_conv_product &p)
 {
     const char *const name = "conv_chain_plain";
-    const Arrays arrays = arrays_of(tl_conv_correlate(&s), Tables{}, groups, channels, rows, source, target);
-    const tl_chain_sizes sizes = {groups, rows, channels, batch * s.out_size};
-    if (s.out_size % 4 == 0 && (ALONG ? channels : rows) % 4 == 0 && tl_aligned4(source) && tl_aligned4(w))
-        return run(ctx, name, Gathered<true, ALONG, true>{arrays, w, bias}, sizes);
-    return run(ctx, name, Gathered<true, ALONG, false>{arrays, w, bias}, sizes);
+    const tl_conv_gather g = tl_conv_correlate(&p.s);
+    const Arrays arrays = arrays_of(g, Tables{}, p.groups, p.channels, p.source);
+    const Results results = results_of(p, g, nullptr);
+    const tl_chain_sizes sizes = {p.groups, p.rows, p.channels, p.batch * p.s.out_size};
+    if (p.s.out_size % 4 == 0 && (ALONG ? p.channels : p.rows) % 4 == 0 && tl_aligned4(p.source) && tl_aligned4(p.w))
+        return run(ctx, name, Gathered<true, ALONG, true>{results, arrays, p.w}, sizes);
+    return run(ctx, name, Gathered<true, ALONG, false>{results, arrays, p.w}, sizes);
 }
 
 /* gw by copies of so many neighbouring positions. */
 template <bool PLAIN, int VECTOR>
-int32_t weights(tl_context *ctx, const tl_conv_gather &g, const Tables &tables, int64_t batch, int64_t groups,
-                int64_t channels, int64_t rows, const float *large, const float *small, float *gw)
+int32_t weights(tl_context *ctx, const tl_conv_gradient &p, const tl_conv_gather &g, const Tables &tables)
 {
-    const tl_chain_sizes sizes = {groups, rows, batch * g.positions, channels * g.taps_size};
-    Arrays arrays = arrays_of(g, tables, groups, channels, rows, large, gw);
-    arrays.target_size = sizes.p;
-    const Weights<PLAIN, VECTOR> problem = {arrays, small, groups * rows * g.positions};
+    const tl_chain_sizes sizes = {p.groups, p.rows, p.batch * g.positions, p.channels * g.taps_size};
+    const Results results = {p.gw, nullptr, nullptr, p.rows, sizes.p, 0, tl_fastdiv((uint64_t)sizes.p)};
+    const Arrays arrays = arrays_of(g, tables, p.groups, p.channels, p.large);
+    const Weights<PLAIN, VECTOR> problem = {results, arrays, p.small, p.groups * p.rows * g.positions};
     return run(ctx, PLAIN ? "conv_chain_plain_weights" : "conv_chain_weights", problem, sizes);
 }
 
 } // namespace
 
-int32_t tl_conv_chain(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t groups,
-                      int64_t channels, int64_t rows, const float *source, const float *w, const float *bias,
-                      float *target)
+int32_t tl_conv_chain(tl_context *ctx, const tl_conv_product &p)
 {
-    if (batch == 0 || rows == 0 || groups == 0) return TORCHLEAN_OK;
-    const int64_t size = spread ? s.in_size : s.out_size;
-    if (channels == 0 || (spread && tl_conv_has_gaps(&s)))
-        TL_TRY(tl_cuda_conv_fill(ctx, bias, batch, groups * rows, size, target));
-    if (channels == 0) return TORCHLEAN_OK;
-    if (tl_conv_is_plain(s))
-        return spread ? plain<false>(ctx, s, batch, groups, channels, rows, source, w, bias, target)
-                      : plain<true>(ctx, s, batch, groups, channels, rows, source, w, bias, target);
-    PackJob job = {w, nullptr, groups, rows, rows * channels * s.taps};
-    job.row_stride = spread ? s.taps : channels * s.taps, job.channel_stride = spread ? rows * s.taps : s.taps;
-    if (!spread)
-        return phase(ctx, tl_conv_correlate(&s), batch, groups, channels, rows, source, job, false, bias, target);
-    for (int64_t i = 0, phases = tl_conv_phases(&s); i < phases; i++) {
-        const tl_conv_gather g = tl_conv_spread(&s, i);
-        if (g.positions > 0) TL_TRY(phase(ctx, g, batch, groups, channels, rows, source, job, true, bias, target));
+    if (p.has_gaps()) TL_TRY(tl_conv_fill(ctx, p));
+    if (tl_conv_is_plain(p.s)) return p.spread ? plain<false>(ctx, p) : plain<true>(ctx, p);
+    for (int64_t i = 0, phases = p.phases(); i < phases; i++) {
+        const tl_conv_gather g = p.phase(i);
+        if (g.positions > 0) TL_TRY(phase(ctx, p, g));
     }
     return TORCHLEAN_OK;
 }
 
-int32_t tl_conv_chain_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t channels,
-                              int64_t rows, const float *large, const float *small, float *gw)
+int32_t tl_conv_chain_weights(tl_context *ctx, const tl_conv_gradient &p)
 {
-    if (groups == 0 || rows == 0 || channels == 0) return TORCHLEAN_OK;
-    if (batch == 0) return tl_cuda_fill(tl_context_cuda(ctx), gw, 0.0f, groups * rows * channels * s.taps);
-    const tl_conv_gather g = tl_conv_correlate(&s);
-    const bool fours = g.positions % 4 == 0 && tl_aligned4(small);
-    if (tl_conv_is_plain(s))
-        return fours && tl_aligned4(large)
-                   ? weights<true, 4>(ctx, g, Tables{}, batch, groups, channels, rows, large, small, gw)
-                   : weights<true, 1>(ctx, g, Tables{}, batch, groups, channels, rows, large, small, gw);
-    Plan plan(ctx);
-    TL_TRY(plan.make(g, channels, PackJob{}, false));
-    return fours ? weights<false, 4>(ctx, g, plan.tables, batch, groups, channels, rows, large, small, gw)
-                 : weights<false, 1>(ctx, g, plan.tables, batch, groups, channels, rows, large, small, gw);
+    const tl_conv_gather g = tl_conv_correlate(&p.s);
+    const bool fours = g.positions % 4 == 0 && tl_aligned4(p.small);
+    if (tl_conv_is_plain(p.s))
+        return fours && tl_aligned4(p.large) ? weights<true, 4>(ctx, p, g, Tables{})
+                                             : weights<true, 1>(ctx, p, g, Tables{});
+    tl_scratch<uint32_t> words(ctx);
+    Tables tables;
+    TL_TRY(make_tables(ctx, g, p.channels, PackJob{}, words, &tables));
+    return fours ? weights<false, 4>(ctx, p, g, tables) : weights<false, 1>(ctx, p, g, tables);
 }

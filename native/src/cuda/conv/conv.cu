@@ -7,11 +7,7 @@
  *
  * The gradient of the bias is a row tree over each image's positions, then a column tree over the batch. */
 #include "core/shapes.h"
-#include "cuda/conv/chain.cuh"
 #include "cuda/conv/conv.cuh"
-#include "cuda/conv/direct.cuh"
-#include "cuda/conv/select.h"
-#include "cuda/conv/wgmma.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
 #include "generated/conv.h"
@@ -24,37 +20,30 @@ tl_conv_device device_of(tl_context *ctx, bool has_wgmma)
     return {tl_cuda_sms(ctx), tl_is_reproducible(ctx), tl_cuda_chains_are_fast(ctx), has_wgmma};
 }
 
-/* small (batch, groups, rows, *out) from large (batch, groups, channels, *in) and w (groups, rows, channels, *kernel), plus bias
- * (NULL: none); or, with `spread`, large (batch, groups, rows, *in) from small (batch, groups, channels, *out) and
- * w (groups, channels, rows, *kernel). */
-int32_t product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t groups, int64_t channels,
-                int64_t rows, const float *source, const float *w, const float *bias, float *target)
+int32_t product(tl_context *ctx, const tl_conv_product &p)
 {
-    if (batch == 0 || groups * rows == 0) return TORCHLEAN_OK;
-    if (channels == 0) /* the bias is all there is */
-        return tl_cuda_conv_fill(ctx, bias, batch, groups * rows, spread ? s.in_size : s.out_size, target);
+    if (p.batch == 0 || p.groups * p.rows == 0) return TORCHLEAN_OK;
+    if (p.channels == 0) return tl_conv_fill(ctx, p); /* the bias is all there is */
     const tl_conv_device device = device_of(ctx, tl_conv_wgmma_has_product(ctx));
-    switch (tl_conv_select_product(&s, spread, batch, groups, channels, rows, device)) {
-    case TL_CONV_CHAIN: return tl_conv_chain(ctx, s, spread, batch, groups, channels, rows, source, w, bias, target);
-    case TL_CONV_DIRECT: return tl_conv_direct(ctx, s, spread, batch, groups, channels, rows, source, w, bias, target);
-    case TL_CONV_FEW_TERMS: return tl_conv_few_terms(ctx, s, spread, batch, channels, rows, source, w, bias, target);
-    case TL_CONV_WGMMA: return tl_conv_wgmma_product(ctx, s, spread, batch, channels, rows, source, w, bias, target);
-    default: return tl_conv_mma_product(ctx, s, spread, batch, channels, rows, source, w, bias, target);
+    switch (tl_conv_select_product(&p.s, p.spread, p.batch, p.groups, p.channels, p.rows, device)) {
+    case TL_CONV_CHAIN: return tl_conv_chain(ctx, p);
+    case TL_CONV_DIRECT: return tl_conv_direct(ctx, p);
+    case TL_CONV_FEW_TERMS: return tl_conv_few_terms(ctx, p);
+    case TL_CONV_WGMMA: return tl_conv_wgmma(ctx, p);
+    default: return tl_conv_mma(ctx, p);
     }
 }
 
-/* gw (groups, rows, channels, *kernel) from small (batch, groups, rows, *out) and large (batch, groups, channels, *in). */
-int32_t weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t channels, int64_t rows,
-                const float *large, const float *small, float *gw)
+int32_t weights(tl_context *ctx, const tl_conv_gradient &p)
 {
-    if (groups * rows * channels == 0) return TORCHLEAN_OK;
-    if (batch == 0) return tl_cuda_fill(tl_context_cuda(ctx), gw, 0.0f, groups * rows * channels * s.taps);
+    if (p.groups * p.rows * p.channels == 0) return TORCHLEAN_OK;
+    if (p.batch == 0) return tl_cuda_fill(tl_context_cuda(ctx), p.gw, 0.0f, p.groups * p.rows * p.channels * p.s.taps);
     const tl_conv_device device = device_of(ctx, tl_conv_wgmma_has_weights(ctx));
-    switch (tl_conv_select_weights(&s, batch, groups, channels, rows, tl_aligned4(small), device)) {
-    case TL_CONV_CHAIN: return tl_conv_chain_weights(ctx, s, batch, groups, channels, rows, large, small, gw);
-    case TL_CONV_DIRECT: return tl_conv_direct_weights(ctx, s, batch, groups, channels, rows, large, small, gw);
-    case TL_CONV_WGMMA: return tl_conv_wgmma_weights(ctx, s, batch, channels, rows, large, small, gw);
-    default: return tl_conv_mma_weights(ctx, s, batch, channels, rows, large, small, gw);
+    switch (tl_conv_select_weights(&p.s, p.batch, p.groups, p.channels, p.rows, tl_aligned4(p.small), device)) {
+    case TL_CONV_CHAIN: return tl_conv_chain_weights(ctx, p);
+    case TL_CONV_DIRECT: return tl_conv_direct_weights(ctx, p);
+    case TL_CONV_WGMMA: return tl_conv_wgmma_weights(ctx, p);
+    default: return tl_conv_mma_weights(ctx, p);
     }
 }
 
@@ -81,20 +70,21 @@ int32_t gradients(tl_context *ctx, const tl_conv_shape &s, bool transposed, int6
                   int64_t in_channels, int64_t out_channels, const float *x, const float *w, const float *g, float *gx,
                   float *gw, float *gb)
 {
-    if (gx) TL_TRY(product(ctx, s, !transposed, batch, groups, out_channels, in_channels, g, w, nullptr, gx));
+    if (gx) TL_TRY(product(ctx, {s, !transposed, batch, groups, out_channels, in_channels, g, w, nullptr, gx}));
     if (gw)
-        TL_TRY(transposed ? weights(ctx, s, batch, groups, out_channels, in_channels, g, x, gw)
-                          : weights(ctx, s, batch, groups, in_channels, out_channels, x, g, gw));
+        TL_TRY(weights(ctx, transposed ? tl_conv_gradient{s, batch, groups, out_channels, in_channels, g, x, gw}
+                                       : tl_conv_gradient{s, batch, groups, in_channels, out_channels, x, g, gw}));
     return gb ? bias_sums(ctx, g, batch, groups * out_channels, transposed ? s.in_size : s.out_size, gb) : TORCHLEAN_OK;
 }
 
 } /* namespace */
 
-int32_t tl_cuda_conv_fill(tl_context *ctx, const float *bias, int64_t batch, int64_t rows, int64_t size, float *out)
+int32_t tl_conv_fill(tl_context *ctx, const tl_conv_product &p)
 {
-    const tl_dims row = {1, {rows}}, result = {3, {batch, rows, size}}, map = {3, {0, 1, 0}};
-    return bias ? tl_cuda_broadcast_to(ctx, bias, &row, &result, &map, out)
-                : tl_cuda_fill(tl_context_cuda(ctx), out, 0.0f, batch * rows * size);
+    const int64_t rows = p.groups * p.rows, size = p.target_size();
+    const tl_dims row = {1, {rows}}, result = {3, {p.batch, rows, size}}, map = {3, {0, 1, 0}};
+    return p.bias ? tl_cuda_broadcast_to(ctx, p.bias, &row, &result, &map, p.target)
+                  : tl_cuda_fill(tl_context_cuda(ctx), p.target, 0.0f, p.batch * rows * size);
 }
 
 extern "C" int32_t tl_cuda_conv(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
@@ -103,7 +93,7 @@ extern "C" int32_t tl_cuda_conv(tl_context *ctx, const float *x, const float *w,
 {
     const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
     const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, nullptr, padding);
-    return product(ctx, s, false, batch, 1, in_channels, out_channels, x, w, b, out);
+    return product(ctx, {s, false, batch, 1, in_channels, out_channels, x, w, b, out});
 }
 
 extern "C" int32_t tl_cuda_conv_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
@@ -123,7 +113,7 @@ extern "C" int32_t tl_cuda_conv_transpose(tl_context *ctx, const float *x, const
 {
     const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
     const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, nullptr, padding);
-    return product(ctx, s, true, batch, 1, in_channels, out_channels, x, w, b, out);
+    return product(ctx, {s, true, batch, 1, in_channels, out_channels, x, w, b, out});
 }
 
 extern "C" int32_t tl_cuda_conv_transpose_bwd(tl_context *ctx, const float *x, const float *w, const float *g,
@@ -144,7 +134,7 @@ extern "C" int32_t tl_cuda_conv_grouped(tl_context *ctx, const float *x, const f
 {
     const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
     const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, dilation, padding_low);
-    return product(ctx, s, false, batch, groups, in_channels, out_channels, x, w, b, out);
+    return product(ctx, {s, false, batch, groups, in_channels, out_channels, x, w, b, out});
 }
 
 extern "C" int32_t tl_cuda_conv_grouped_bwd(tl_context *ctx, const float *x, const float *w, const float *g,
@@ -168,7 +158,7 @@ extern "C" int32_t tl_cuda_conv_transpose_grouped(tl_context *ctx, const float *
     const tl_dims size =
         tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
     const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, dilation, padding_low);
-    return product(ctx, s, true, batch, groups, in_channels, out_channels, x, w, b, out);
+    return product(ctx, {s, true, batch, groups, in_channels, out_channels, x, w, b, out});
 }
 
 extern "C" int32_t tl_cuda_conv_transpose_grouped_bwd(tl_context *ctx, const float *x, const float *w, const float *g,

@@ -111,15 +111,46 @@ static inline bool tl_conv_is_plain(const tl_conv_shape &s)
     return s.rank == 1 && s.taps == 1 && s.stride[0] == 1 && s.padding[0] == 0 && s.in[0] == s.out[0];
 }
 
-/* The products of one group. small (batch, rows, *out) from large (batch, channels, *in) and w (rows, channels, *kernel), plus
- * bias (NULL: none); or, with `spread`, large (batch, rows, *in) from small (batch, channels, *out) and w (channels, rows,
- * *kernel). All of batch, channels and rows >= 1. */
-int32_t tl_conv_mma_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
-                            int64_t rows, const float *source, const float *w, const float *bias, float *target);
-int32_t tl_conv_few_terms(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
-                          int64_t rows, const float *source, const float *w, const float *bias, float *target);
-/* gw (rows, channels, *kernel) from small (batch, rows, *out) and large (batch, channels, *in). All >= 1. */
-int32_t tl_conv_mma_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
-                            const float *large, const float *small, float *gw);
-/* out (batch, rows, size) = bias[row], or 0 without a bias. */
-int32_t tl_cuda_conv_fill(tl_context *ctx, const float *bias, int64_t batch, int64_t rows, int64_t size, float *out);
+/* small (batch, groups, rows, *out) from large (batch, groups, channels, *in) and w (groups, rows, channels, *kernel), plus bias
+ * (NULL: none); or, with `spread`, large (batch, groups, rows, *in) from small (batch, groups, channels, *out) and
+ * w (groups, channels, rows, *kernel). */
+struct tl_conv_product {
+    tl_conv_shape s;
+    bool spread;
+    int64_t batch, groups, channels, rows;
+    const float *source, *w, *bias;
+    float *target;
+
+    int64_t target_size() const { return spread ? s.in_size : s.out_size; }
+    /* Strides of w. */
+    int64_t row_stride() const { return spread ? s.taps : channels * s.taps; }
+    int64_t channel_stride() const { return spread ? rows * s.taps : s.taps; }
+    /* Phases, and the gather of one, whose positions may be 0; whether they leave elements of the target out. */
+    int64_t phases() const { return spread ? tl_conv_phases(&s) : 1; }
+    tl_conv_gather phase(int64_t i) const { return spread ? tl_conv_spread(&s, i) : tl_conv_correlate(&s); }
+    bool has_gaps() const { return spread && tl_conv_has_gaps(&s); }
+};
+
+/* gw (groups, rows, channels, *kernel) from small (batch, groups, rows, *out) and large (batch, groups, channels, *in). */
+struct tl_conv_gradient {
+    tl_conv_shape s;
+    int64_t batch, groups, channels, rows;
+    const float *large, *small;
+    float *gw;
+};
+
+/* By each algorithm of conv/select.h. All of batch, groups, channels and rows >= 1; those without groups take one. */
+int32_t tl_conv_chain(tl_context *ctx, const tl_conv_product &p);
+int32_t tl_conv_direct(tl_context *ctx, const tl_conv_product &p);
+int32_t tl_conv_few_terms(tl_context *ctx, const tl_conv_product &p);
+int32_t tl_conv_mma(tl_context *ctx, const tl_conv_product &p);
+int32_t tl_conv_wgmma(tl_context *ctx, const tl_conv_product &p);
+int32_t tl_conv_chain_weights(tl_context *ctx, const tl_conv_gradient &p);
+int32_t tl_conv_direct_weights(tl_context *ctx, const tl_conv_gradient &p);
+int32_t tl_conv_mma_weights(tl_context *ctx, const tl_conv_gradient &p);
+int32_t tl_conv_wgmma_weights(tl_context *ctx, const tl_conv_gradient &p);
+/* Whether the device runs the kernels of wgmma. */
+bool tl_conv_wgmma_has_product(tl_context *ctx);
+bool tl_conv_wgmma_has_weights(tl_context *ctx);
+/* target = bias of its row, or 0 without a bias. */
+int32_t tl_conv_fill(tl_context *ctx, const tl_conv_product &p);

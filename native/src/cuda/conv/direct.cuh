@@ -1,41 +1,23 @@
 /* Direct convolutions of groups of few channels, above all depthwise: bound by memory, so every thread sums the terms of its own
  * elements with fused multiply-adds, and neighbouring threads have neighbouring elements of the last axis. What the kernels of
- * products (conv/direct.cu, conv/depthwise.cu) and of weight gradients (conv/direct_weights.cu) share. */
+ * products (conv/direct.cu) and of weight gradients (conv/direct_weights.cu) share. */
 #pragma once
 
 #include "cuda/conv/conv.cuh"
 
-/* The products of conv.cuh with an axis of groups before channels and rows, of arrays and weights. All of batch, groups, channels and
- * rows >= 1. */
-int32_t tl_conv_direct(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t groups,
-                       int64_t channels, int64_t rows, const float *source, const float *w, const float *bias,
-                       float *target);
-int32_t tl_conv_direct_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t channels,
-                               int64_t rows, const float *large, const float *small, float *gw);
-/* Whether conv/depthwise.cu serves products of groups of so many channels, and the product of groups of one channel and
- * `multiplier` rows, with the bits of conv/direct.cu. */
-bool tl_conv_is_depthwise(const tl_conv_shape &s, bool spread, int64_t channels);
-int32_t tl_conv_depthwise(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t multiplier,
-                          const float *source, const float *w, const float *bias, float *target);
-
 namespace tl_conv_direct_sums {
 
 constexpr int THREADS = 128, AXES = TL_CONV_AXES;
-/* Rows and images of a thread at most, and rows of a block of weights_kernel. */
-constexpr int ROWS_AT_ONCE = 4, IMAGES_AT_ONCE = 4;
 
 /* A shape of lower rank has axes of length 1 before its own. `small` is the array of outputs of conv, `large` that of inputs. */
 struct Job {
     const float *source, *w, *bias;
     float *target;
-    uint32_t channels, rows, source_size, target_size, taps;
-    uint32_t batch, row_parts; /* row_parts: of element_kernel and weights_kernel, of so many rows of a group at once */
+    uint32_t batch, channels, rows, source_size, target_size, taps;
     uint64_t w_group, w_row, w_channel;
     int32_t source_axes[AXES], target_axes[AXES], kernel[AXES], stride[AXES], dilation[AXES], padding[AXES];
-    int32_t period[AXES],
-        back[AXES]; /* of a spread: offsets between taps of a phase, and what one moves the source by */
     tl_fastdiv by_stride[AXES];
-    int32_t step; /* of line_kernel's taps: 1, or -1 where it is a spread; 0 of element_kernel */
+    int32_t step; /* of line_kernel's taps: 1, or -1 where it is a spread */
     uint64_t items;
     tl_fastdiv count1, count2, row, group; /* items along axes 1 and 2; rows, groups */
     tl_fastdiv lines, pairs;               /* items of a plane; pairs of channels of all groups */
@@ -69,15 +51,12 @@ static inline Job job_of(const tl_conv_shape &s, bool spread, int64_t groups, in
     for (int d = 0; d < AXES; d++) {
         const int from = d - (AXES - s.rank);
         const bool own = from >= 0;
-        int64_t back = 1;
         job.source_axes[d] = own ? (int32_t)(spread ? s.out[from] : s.in[from]) : 1;
         job.target_axes[d] = own ? (int32_t)(spread ? s.in[from] : s.out[from]) : 1;
         job.kernel[d] = own ? (int32_t)s.kernel[from] : 1;
         job.stride[d] = own ? (int32_t)s.stride[from] : 1;
         job.dilation[d] = own ? (int32_t)s.dilation[from] : 1;
         job.padding[d] = own ? (int32_t)s.padding[from] : 0;
-        job.period[d] = own ? (int32_t)tl_conv_period(&s, from, &back) : 1;
-        job.back[d] = (int32_t)back;
         job.by_stride[d] = tl_fastdiv((uint64_t)job.stride[d]);
     }
     return job;

@@ -1,7 +1,7 @@
 /* The gradients of the weights of groups of few channels (conv/direct.cuh).
  *
- *   weights_kernel   a block owns one channel, some rows and one segment of the positions of the batch, its threads every
- *                    THREADS-th of them, some taps in registers; its rows share what the taps read
+ *   weights_kernel   a block owns one channel, one row and one segment of the positions of the batch, its threads every
+ *                    THREADS-th of them, some taps in registers
  *   weights_chain    a block owns neighbouring elements of gw, a lane each, and one segment (formula/chain.h) of those positions,
  *                    which its other warps copy to shared memory, tile by tile
  *
@@ -16,10 +16,8 @@ using namespace tl_conv_direct_sums;
 namespace {
 
 /* Taps of a thread of weights_kernel, which share what finding a position costs. Where that leaves multiprocessors idle a thread
- * waits for memory rather than for its turn: it then has one tap, of so many positions at a time, whose rows share it. */
+ * waits for memory rather than for its turn: it then has one tap, of so many positions at a time. */
 constexpr int TAPS_AT_ONCE = 9, POSITIONS_AHEAD = 8;
-/* Blocks for each multiprocessor that hide a load's latency from each other: with fewer, a block has fewer rows. */
-constexpr int64_t BLOCKS_LEAST = 4;
 constexpr int64_t SEGMENT = 16384; /* positions */
 /* A block of weights_chain: its chains, of which a term waits for the one before, positions of a tile, tiles in shared memory, and
  * threads that copy for a position, so many that they take less time than the chains. A row of a tile begins PITCH after the one
@@ -27,28 +25,24 @@ constexpr int64_t SEGMENT = 16384; /* positions */
 constexpr int CHAINS = 32, TILE = 64, STAGES = 3, PARTS = 2, BATCH = 4, LOADERS = PARTS * TILE, PITCH = TILE + 4;
 constexpr int CHAIN_BLOCKS = 6; /* on a multiprocessor, with taps of 3 x 3 */
 
-using Kernel = void (*)(const Job);
-
-/* blockIdx.x: segment, and group, part of its rows, channel, which is fastest; y: TAPS taps. `source` is the large array,
+/* blockIdx.x: segment, and group, row, channel, which is fastest; y: TAPS taps. `source` is the large array,
  * `w` the small one. A thread reads what AHEAD of its positions need before it adds the first. */
-template <int TAPS, int AHEAD, int ROWS>
+template <int TAPS, int AHEAD>
 __global__ void __launch_bounds__(THREADS) weights_kernel(const __grid_constant__ Job job)
 {
-    __shared__ float warps[ROWS * TAPS][THREADS / 32];
+    __shared__ float warps[TAPS][THREADS / 32];
     tl_wait_for_earlier();
     uint32_t pair;
-    const uint32_t segment = job.pairs.divmod(blockIdx.x, &pair), part = pair / job.channels,
-                   channel = pair - part * job.channels;
-    const uint32_t group = part / job.row_parts, groups = job.group.divisor, tap0 = blockIdx.y * TAPS;
-    const uint32_t of_group = (part - group * job.row_parts) * ROWS, row = group * job.rows + of_group;
-    const uint32_t rows = min(job.rows - of_group, (uint32_t)ROWS);
+    const uint32_t segment = job.pairs.divmod(blockIdx.x, &pair), row = pair / job.channels,
+                   channel = pair - row * job.channels, group = row / job.rows; /* row: of all groups */
+    const uint32_t groups = job.group.divisor, tap0 = blockIdx.y * TAPS;
     const int taps = (int)min(job.taps - tap0, (uint32_t)TAPS);
     const uint64_t begin = (uint64_t)segment * SEGMENT, left = job.items - begin;
     const uint32_t count = (uint32_t)(left < SEGMENT ? left : SEGMENT);
     const uint32_t size1 = (uint32_t)job.source_axes[1], size2 = (uint32_t)job.source_axes[2];
     int32_t dz[TAPS], dy[TAPS], dx[TAPS];
     uint32_t offset[TAPS]; /* indices within a plane, modulo 2^32 */
-    float sums[ROWS][TAPS] = {};
+    float sums[TAPS] = {};
     TL_UNROLL_FOR (int i = 0; i < TAPS; i++) {
         const uint32_t t = tap0 + (uint32_t)(i < taps ? i : 0), line = t / (uint32_t)job.kernel[2];
         dx[i] = (int32_t)(t - line * (uint32_t)job.kernel[2]) * job.dilation[2] - job.padding[2];
@@ -59,18 +53,13 @@ __global__ void __launch_bounds__(THREADS) weights_kernel(const __grid_constant_
     const uint64_t small_image = (uint64_t)groups * job.rows * job.lines.divisor;
     const uint64_t large_image = (uint64_t)groups * job.channels * job.source_size;
     const float *const small = job.w + (uint64_t)row * job.lines.divisor;
-    uint32_t small_at[ROWS]; /* a row that is not there is a copy of the first */
-    TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
-        small_at[r] = (uint32_t)r < rows ? (uint32_t)r : 0;
     const float *const large = job.source + ((uint64_t)group * job.channels + channel) * job.source_size;
     for (uint32_t i0 = threadIdx.x; i0 < count; i0 += AHEAD * THREADS) {
-        float g[AHEAD][ROWS], x[AHEAD][TAPS];
+        float g[AHEAD], x[AHEAD][TAPS];
         TL_UNROLL_FOR (int u = 0; u < AHEAD; u++) {
             const uint32_t i = i0 + (uint32_t)(u * THREADS), q = (uint32_t)begin + (i < count ? i : i0);
             const Item item(job, q); /* its plane is the image */
-            const float *const first = small + item.plane * small_image + (q - item.plane * job.lines.divisor);
-            TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
-                g[u][r] = first[(uint64_t)small_at[r] * job.lines.divisor];
+            g[u] = small[item.plane * small_image + (q - item.plane * job.lines.divisor)];
             const float *const plane = large + item.plane * large_image;
             const int32_t z = (int32_t)item.at[0] * job.stride[0], y = (int32_t)item.at[1] * job.stride[1];
             const int32_t x0 = (int32_t)item.at[2] * job.stride[2];
@@ -83,24 +72,19 @@ __global__ void __launch_bounds__(THREADS) weights_kernel(const __grid_constant_
         }
         TL_UNROLL_FOR (int u = 0; u < AHEAD; u++)
             if (i0 + (uint32_t)(u * THREADS) < count)
-                TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
-                    TL_UNROLL_FOR (int t = 0; t < TAPS; t++)
-                        sums[r][t] = fmaf(g[u][r], x[u][t], sums[r][t]);
+                TL_UNROLL_FOR (int t = 0; t < TAPS; t++)
+                    sums[t] = fmaf(g[u], x[u][t], sums[t]);
     }
-    TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
-        TL_UNROLL_FOR (int t = 0; t < TAPS; t++) {
-            const float sum = tl_fold_group<tl_sum_op, 32>(sums[r][t]);
-            if (threadIdx.x % 32 == 0) warps[r * TAPS + t][threadIdx.x / 32] = sum;
-        }
+    TL_UNROLL_FOR (int t = 0; t < TAPS; t++) {
+        const float sum = tl_fold_group<tl_sum_op, 32>(sums[t]);
+        if (threadIdx.x % 32 == 0) warps[t][threadIdx.x / 32] = sum;
+    }
     __syncthreads();
-    const uint32_t r = threadIdx.x / TAPS, t = threadIdx.x % TAPS;
-    if (r >= rows || (int)t >= taps) return;
+    if ((int)threadIdx.x >= taps) return;
     float sum = warps[threadIdx.x][0];
     TL_UNROLL_FOR (int i = 1; i < THREADS / 32; i++)
         sum += warps[threadIdx.x][i];
-    const uint64_t pairs = (uint64_t)groups * job.rows * job.channels;
-    const uint64_t to = segment * pairs + (uint64_t)(row + r) * job.channels + channel;
-    job.target[to * job.taps + tap0 + t] = sum;
+    job.target[((uint64_t)segment * job.pairs.divisor + pair) * job.taps + tap0 + threadIdx.x] = sum;
 }
 
 /* Elements blockIdx.x · CHAINS .. of gw, one for each lane of the first warp, and segment blockIdx.y, of `length` positions. A thread
@@ -218,13 +202,6 @@ __global__ void __launch_bounds__(THREADS)
     gw[i] = (float)sum;
 }
 
-template <int TAPS, int AHEAD> Kernel weights_of(int64_t rows)
-{
-    return rows == 1   ? weights_kernel<TAPS, AHEAD, 1>
-           : rows == 2 ? weights_kernel<TAPS, AHEAD, 2>
-                       : weights_kernel<TAPS, AHEAD, ROWS_AT_ONCE>;
-}
-
 int32_t chains(tl_context *ctx, const Job &job, int64_t elements, float *gw)
 {
     const int64_t length = tl_chain_segment((int64_t)job.items), segments = tl_ceil_div((int64_t)job.items, length);
@@ -244,31 +221,21 @@ int32_t chains(tl_context *ctx, const Job &job, int64_t elements, float *gw)
 
 } // namespace
 
-int32_t tl_conv_direct_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t groups, int64_t channels,
-                               int64_t rows, const float *large, const float *small, float *gw)
+int32_t tl_conv_direct_weights(tl_context *ctx, const tl_conv_gradient &p)
 {
-    Job job = job_of(s, false, groups, channels, rows);
-    set_items(job, job.target_axes, batch, 1);
-    const int64_t pairs = groups * rows * channels, elements = pairs * s.taps;
-    job.source = large, job.w = small, job.target = gw, job.pairs = tl_fastdiv(pairs);
-    if (tl_is_reproducible(ctx)) return chains(ctx, job, elements, gw);
-    const int64_t segments = tl_ceil_div((int64_t)job.items, SEGMENT);
+    Job job = job_of(p.s, false, p.groups, p.channels, p.rows);
+    set_items(job, job.target_axes, p.batch, 1);
+    const int64_t pairs = p.groups * p.rows * p.channels, elements = pairs * p.s.taps;
+    job.source = p.large, job.w = p.small, job.target = p.gw, job.pairs = tl_fastdiv(pairs);
+    if (tl_is_reproducible(ctx)) return chains(ctx, job, elements, p.gw);
+    const int64_t segments = tl_ceil_div((int64_t)job.items, SEGMENT), tap_parts = tl_ceil_div(p.s.taps, TAPS_AT_ONCE);
     tl_scratch<float> sums(ctx);
     if (segments > 1) TL_TRY(sums.allocate(segments * elements));
     if (sums) job.target = sums;
-    /* which block has a tap or a row is part of no order */
-    int64_t tap_parts = tl_ceil_div(s.taps, TAPS_AT_ONCE);
-    const bool few = groups * channels * segments * tap_parts * rows < tl_cuda_sms(ctx);
-    if (few) tap_parts = s.taps;
-    const int64_t blocks = groups * channels * segments * tap_parts;
-    const int64_t blocks_least = (few ? 1 : BLOCKS_LEAST) * tl_cuda_sms(ctx);
-    int64_t at_once = rows > 2 ? ROWS_AT_ONCE : rows;
-    while (at_once > 1 && blocks * tl_ceil_div(rows, at_once) < blocks_least)
-        at_once /= 2;
-    job.row_parts = (uint32_t)tl_ceil_div(rows, at_once);
-    job.pairs = tl_fastdiv(groups * job.row_parts * channels);
-    const dim3 grid((unsigned)(job.pairs.divisor * segments), (unsigned)tap_parts);
-    const Kernel kernel = few ? weights_of<1, POSITIONS_AHEAD>(at_once) : weights_of<TAPS_AT_ONCE, 1>(at_once);
+    /* which block has a tap is part of no order */
+    const bool few = pairs * segments * tap_parts < tl_cuda_sms(ctx);
+    const dim3 grid((unsigned)(pairs * segments), (unsigned)(few ? p.s.taps : tap_parts));
+    const auto kernel = few ? weights_kernel<1, POSITIONS_AHEAD> : weights_kernel<TAPS_AT_ONCE, 1>;
     TL_TRY(tl_launch_ahead(ctx, "conv_groups_weights", kernel, grid, THREADS, 0, job));
-    return sums ? tl_cuda_column_sums(ctx, sums, 1, segments, elements, 0, gw) : TORCHLEAN_OK;
+    return sums ? tl_cuda_column_sums(ctx, sums, 1, segments, elements, 0, p.gw) : TORCHLEAN_OK;
 }

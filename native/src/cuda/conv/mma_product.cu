@@ -66,36 +66,7 @@ Phase phase_of(const tl_conv_gather &g, int64_t channels)
 /* Slices of each of `blocks` blocks of K: whole chains; the last blocks may have fewer or none. */
 TL_HD int block_of(int slices, int blocks) { return (slices / 2 + blocks - 1) / blocks * 2; }
 
-/* chain += the 8 columns of a slice's half HALF, whose weights begin a stage. */
-template <class T, int HALF>
-static __device__ __forceinline__ void multiply_packed(const float *stage, const uint32_t (&bh)[T::NT][2],
-                                                       const uint32_t (&bl)[T::NT][2], typename T::Sums &chain)
-{
-    const uint4 *a = reinterpret_cast<const uint4 *>(stage + T::warp_m() * T::MT * PACK) + HALF * (PACK / 8) +
-                     T::lane();
-    TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
-        const uint4 h = a[mt * (PACK / 4)], l = a[mt * (PACK / 4) + PACK / 16];
-        const uint32_t ah[4] = {h.x, h.y, h.z, h.w}, al[4] = {l.x, l.y, l.z, l.w};
-        T::multiply(chain[mt], ah, al, bh, bl);
-    }
-}
-
-static __device__ __forceinline__ float unpack(float hi, float lo) { return hi == hi ? hi + lo : lo; }
-
-/* The same for column k of the slice, by fused multiply-adds. */
-template <class T>
-static __device__ __forceinline__ void fused_packed(const float *stage, int k, const float (&y)[T::NT][2],
-                                                    typename T::Sums &chain)
-{
-    TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
-        const float *a = stage + (T::warp_m() * T::MT + mt) * PACK + k / 8 * (PACK / 2) +
-                         (T::lane() / 4 * 4 + k % 4) * 4 + k % 8 / 4 * 2;
-        const float2 h = *reinterpret_cast<const float2 *>(a);
-        const float2 l = *reinterpret_cast<const float2 *>(a + PACK / 4);
-        const float x[2] = {unpack(h.x, l.x), unpack(h.y, l.y)};
-        T::fused(chain[mt], x, y);
-    }
-}
+__device__ __forceinline__ float unpack(float hi, float lo) { return hi == hi ? hi + lo : lo; }
 
 /* A weight's two parts; (NaN, x) where the tensor core would not keep its precision. */
 __device__ __forceinline__ void pack(float x, float &hi, float &lo)
@@ -263,7 +234,13 @@ template <class T_> struct ProductLoader {
             tl_split_keep_least(least, x);
             tl_split_dekker(x, bh[i / 2][i % 2], bl[i / 2][i % 2]);
         }
-        multiply_packed<T, HALF>(stage, bh, bl, chain);
+        const uint4 *a = reinterpret_cast<const uint4 *>(stage + T::warp_m() * T::MT * PACK) + HALF * (PACK / 8) +
+                         T::lane();
+        TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
+            const uint4 h = a[mt * (PACK / 4)], l = a[mt * (PACK / 4) + PACK / 16];
+            const uint32_t ah[4] = {h.x, h.y, h.z, h.w}, al[4] = {l.x, l.y, l.z, l.w};
+            T::multiply(chain[mt], ah, al, bh, bl);
+        }
     }
 
     /* What pads K is 0 on both sides and adds nothing. */
@@ -279,7 +256,14 @@ template <class T_> struct ProductLoader {
                 const float2 v = *reinterpret_cast<const float2 *>(b + k * LB + nt * 8);
                 y[nt][0] = v.x, y[nt][1] = v.y;
             }
-            fused_packed<T>(stage, k, y, chain);
+            const float *a = stage + T::warp_m() * T::MT * PACK + k / 8 * (PACK / 2) + (T::lane() / 4 * 4 + k % 4) * 4 +
+                             k % 8 / 4 * 2;
+            TL_UNROLL_FOR (int mt = 0; mt < T::MT; mt++) {
+                const float2 h = *reinterpret_cast<const float2 *>(a + mt * PACK);
+                const float2 l = *reinterpret_cast<const float2 *>(a + mt * PACK + PACK / 4);
+                const float x[2] = {unpack(h.x, l.x), unpack(h.y, l.y)};
+                T::fused(chain[mt], x, y);
+            }
         }
     }
 };
@@ -319,15 +303,9 @@ __global__ void __launch_bounds__(T::THREADS, T::RESIDENT) product_kernel(const 
     const bool used = column < left;
     const int64_t slice0 = (int64_t)phase_index * (job.most_steps / SLICE);
     const float *const weights = job.packed + (slice0 * (job.padded_rows / 16) + row_tile * (T::BM / 16)) * PACK;
-    Loader loader = {job,
-                     phase,
-                     job.offsets + phase_index * (uint32_t)job.most_steps,
-                     weights,
-                     nullptr,
-                     table,
-                     used ? (uint32_t)(q0 + column) : 0,
-                     used,
-                     last};
+    const uint2 *const offsets = job.offsets + phase_index * (uint32_t)job.most_steps;
+    const uint32_t q = used ? (uint32_t)(q0 + column) : 0;
+    Loader loader = {job, phase, offsets, weights, nullptr, table, q, used, last};
     loader.enter_chunk(0);
     auto store = [&](int index, const typename T::Sums &sums) {
         const bool ends = !job.partial && (index + 1) * block >= slices;
@@ -375,9 +353,6 @@ __global__ void __launch_bounds__(ADD_COLUMNS) add_blocks_kernel(const __grid_co
         if (r < rows) target[r * g.target_size] = job.bias ? sums[r] + job.bias[row0 + (uint32_t)r] : sums[r];
 }
 
-/* Rows of a tile: 64 but where fewer take no more tiles. */
-int64_t rows_of_tile(int64_t rows) { return rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
-
 template <class T> int32_t launch(tl_context *ctx, const Job &job, int64_t tiles)
 {
     constexpr size_t bytes = sizeof(float) * ProductLoader<T>::STAGES * ProductLoader<T>::STAGE;
@@ -388,7 +363,8 @@ template <class T> int32_t launch(tl_context *ctx, const Job &job, int64_t tiles
 /* The phases of a job; scratch holds the offsets and packed weights. */
 int32_t run(tl_context *ctx, Job &job)
 {
-    const int64_t sms = tl_cuda_sms(ctx), tile_rows = rows_of_tile(job.rows), row_blocks = tl_ceil_div(job.rows, 64);
+    const int64_t sms = tl_cuda_sms(ctx), row_blocks = tl_ceil_div(job.rows, 64);
+    const int64_t tile_rows = job.rows <= 16 ? 16 : job.rows <= 32 ? 32 : 64; /* fewer where they take no more tiles */
     int64_t positions = 0;
     for (int p = 0; p < job.phases; p++) {
         positions = std::max(positions, job.phase[p].gather.positions);
@@ -432,20 +408,18 @@ int32_t run(tl_context *ctx, Job &job)
 
 } // namespace
 
-int32_t tl_conv_mma_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
-                            int64_t rows, const float *source, const float *w, const float *bias, float *target)
+int32_t tl_conv_mma(tl_context *ctx, const tl_conv_product &p)
 {
-    if (spread && tl_conv_has_gaps(&s)) TL_TRY(tl_cuda_conv_fill(ctx, bias, batch, rows, s.in_size, target));
-    const int64_t phases = spread ? tl_conv_phases(&s) : 1;
-    for (int64_t next = 0; next < phases;) {
+    if (p.has_gaps()) TL_TRY(tl_conv_fill(ctx, p));
+    for (int64_t next = 0; next < p.phases();) {
         Job job = {};
-        job.batch = batch, job.channels = channels, job.rows = rows;
-        job.source = source, job.w = w, job.bias = bias, job.target = target;
-        job.row_stride = spread ? s.taps : channels * s.taps, job.channel_stride = spread ? rows * s.taps : s.taps;
-        job.by_four = tl_conv_is_plain(s) && s.in_size % 4 == 0 && tl_aligned4(source);
-        for (; next < phases && job.phases < TL_CONV_MAX_PHASES; next++) {
-            const tl_conv_gather g = spread ? tl_conv_spread(&s, next) : tl_conv_correlate(&s);
-            if (g.positions > 0) job.phase[job.phases++] = phase_of(g, channels);
+        job.batch = p.batch, job.channels = p.channels, job.rows = p.rows;
+        job.source = p.source, job.w = p.w, job.bias = p.bias, job.target = p.target;
+        job.row_stride = p.row_stride(), job.channel_stride = p.channel_stride();
+        job.by_four = tl_conv_is_plain(p.s) && p.s.in_size % 4 == 0 && tl_aligned4(p.source);
+        for (; next < p.phases() && job.phases < TL_CONV_MAX_PHASES; next++) {
+            const tl_conv_gather g = p.phase(next);
+            if (g.positions > 0) job.phase[job.phases++] = phase_of(g, p.channels);
         }
         if (job.phases > 0) TL_TRY(run(ctx, job));
     }

@@ -47,11 +47,6 @@ template <int MT_, int NT_, int WARPS_M_> struct Tile {
         TL_UNROLL_FOR (int i = 0; i < MT * NT * 4; i++)
             sums[i / 4 / NT][i / 4 % NT][i % 4] = 0.0f;
     }
-    static __device__ __forceinline__ void copy(Sums &sums, const Sums &others)
-    {
-        TL_UNROLL_FOR (int i = 0; i < MT * NT * 4; i++)
-            sums[i / 4 / NT][i / 4 % NT][i % 4] = others[i / 4 / NT][i / 4 % NT][i % 4];
-    }
     static __device__ __forceinline__ void add(Sums &sums, const Sums &more)
     {
         TL_UNROLL_FOR (int i = 0; i < MT * NT * 4; i++)

@@ -204,16 +204,12 @@ int64_t column_tiles(const Job &job, int64_t BN, uint32_t *chunk_tiles)
     return full * *chunk_tiles + last_tiles;
 }
 
-int64_t segments_of(int64_t tiles, int64_t total, int64_t wave)
-{
-    return tl_conv_segments(tiles, tl_imin(total / MIN_SEGMENT, MAX_WAVES * wave / tiles), wave);
-}
-
 template <class T> int32_t launch(tl_context *ctx, Job &job, int64_t total, float *gw)
 {
     job.row_tiles = (uint32_t)tl_ceil_div(job.rows, T::BM);
     const int64_t tiles = column_tiles(job, T::BN, &job.chunk_tiles) * job.row_tiles;
-    int64_t segments = segments_of(tiles, total, RESIDENT * tl_cuda_sms(ctx));
+    const int64_t wave = RESIDENT * tl_cuda_sms(ctx), most = tl_imin(total / MIN_SEGMENT, MAX_WAVES * wave / tiles);
+    int64_t segments = tl_conv_segments(tiles, most, wave);
     const int64_t segment = tl_ceil_div(tl_ceil_div(total, segments), CHAIN) * CHAIN;
     segments = tl_ceil_div(total, segment);
     job.segment = (uint32_t)(segment < UINT32_MAX ? segment : UINT32_MAX);
@@ -228,15 +224,15 @@ template <class T> int32_t launch(tl_context *ctx, Job &job, int64_t total, floa
 
 } // namespace
 
-int32_t tl_conv_mma_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
-                            const float *large, const float *small, float *gw)
+int32_t tl_conv_mma_weights(tl_context *ctx, const tl_conv_gradient &p)
 {
+    const tl_conv_shape &s = p.s;
     Job job = {};
     job.gather = tl_conv_correlate(&s);
-    job.large = large, job.small = small;
-    job.rows = rows, job.channels = channels, job.elements = rows * channels * s.taps;
+    job.large = p.large, job.small = p.small;
+    job.rows = p.rows, job.channels = p.channels, job.elements = p.rows * p.channels * s.taps;
     job.positions = tl_fastdiv(s.out_size);
-    job.total = (uint32_t)(batch * s.out_size);
+    job.total = (uint32_t)(p.batch * s.out_size);
     int64_t stride = 1;
     for (int d = s.rank - 1; d >= 0; d--) {
         /* 0 <= j·stride - padding and j·stride - padding + (kernel - 1)·dilation < in */
@@ -250,19 +246,19 @@ int32_t tl_conv_mma_weights(tl_context *ctx, const tl_conv_shape &s, int64_t bat
         job.origin -= (uint32_t)(s.padding[d] * stride);
         stride *= s.in[d];
     }
-    job.by_four = s.out_size % 4 == 0 && tl_aligned4(small);
-    const int64_t total = batch * s.out_size;
+    job.by_four = s.out_size % 4 == 0 && tl_aligned4(p.small);
+    const int64_t total = p.batch * s.out_size;
     /* Few columns in each chunk: the narrowest tiles, of which there are as many, and so are segments. */
-    if (channels * (s.taps < CHUNK ? s.taps : CHUNK) <= Tile<1, 1, 1>::BN)
-        return rows <= 16   ? launch<Tile<1, 1, 1>>(ctx, job, total, gw)
-               : rows <= 32 ? launch<Tile<2, 1, 1>>(ctx, job, total, gw)
-               : rows <= 64 ? launch<Tile<4, 1, 1>>(ctx, job, total, gw)
-                            : launch<Tile<4, 2, 2>>(ctx, job, total, gw);
-    if (rows <= 16) return launch<Tile<1, 4, 1>>(ctx, job, total, gw);
-    if (rows <= 32) return launch<Tile<2, 4, 1>>(ctx, job, total, gw);
-    if (rows > 64) return launch<Tile<4, 4, 2>>(ctx, job, total, gw);
+    if (p.channels * (s.taps < CHUNK ? s.taps : CHUNK) <= Tile<1, 1, 1>::BN)
+        return p.rows <= 16   ? launch<Tile<1, 1, 1>>(ctx, job, total, p.gw)
+               : p.rows <= 32 ? launch<Tile<2, 1, 1>>(ctx, job, total, p.gw)
+               : p.rows <= 64 ? launch<Tile<4, 1, 1>>(ctx, job, total, p.gw)
+                              : launch<Tile<4, 2, 2>>(ctx, job, total, p.gw);
+    if (p.rows <= 16) return launch<Tile<1, 4, 1>>(ctx, job, total, p.gw);
+    if (p.rows <= 32) return launch<Tile<2, 4, 1>>(ctx, job, total, p.gw);
+    if (p.rows > 64) return launch<Tile<4, 4, 2>>(ctx, job, total, p.gw);
     /* half the width where that leaves a fifth of the columns less */
     uint32_t unused;
     const bool narrow = 5 * column_tiles(job, 64, &unused) < 8 * column_tiles(job, 128, &unused);
-    return narrow ? launch<Tile<4, 2, 1>>(ctx, job, total, gw) : launch<Tile<4, 4, 1>>(ctx, job, total, gw);
+    return narrow ? launch<Tile<4, 2, 1>>(ctx, job, total, p.gw) : launch<Tile<4, 4, 1>>(ctx, job, total, p.gw);
 }

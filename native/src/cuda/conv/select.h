@@ -66,8 +66,11 @@ enum {
         4, /* of channels and rows of a group whose chains are shorter than a tile (device/chain.cuh) takes */
 };
 
+/* On no axis both a stride and a dilation. */
 TL_HD int tl_conv_direct_runs(const tl_conv_shape *s)
 {
+    for (int32_t d = 0; d < s->rank; d++)
+        if (s->stride[d] > 1 && s->dilation[d] > 1) return 0;
     return tl_conv_is_small(s) && s->taps <= TL_CONV_MAX_DIRECT_TAPS;
 }
 
@@ -79,13 +82,7 @@ TL_HD int tl_conv_prefer_direct(const tl_conv_shape *s, int64_t groups, int64_t 
 
 /* ---- few terms --------------------------------------------------------------------------------------------------- */
 
-enum { TL_CONV_MAX_FEW_COLUMNS = 64, TL_CONV_MAX_FEW_ROWS = 65535 * 8 };
-
-/* Columns of K: CHUNK taps fill a chain of 32, of which the last one alone is not padded. */
-TL_HD int64_t tl_conv_few_columns(const tl_conv_shape *s, int64_t channels)
-{
-    return s->taps > TL_CONV_CHUNK ? s->taps + (s->taps - 1) / TL_CONV_CHUNK : channels * s->taps;
-}
+enum { TL_CONV_MAX_FEW_COLUMNS = 48, TL_CONV_MAX_FEW_ROWS = 65535 * 8 };
 
 /* A correlation, or a spread of one phase, whose positions are the whole image; a bit for each tap of an axis. */
 TL_HD int tl_conv_prefer_few_terms(const tl_conv_shape *s, int spread, int64_t channels, int64_t rows)
@@ -95,8 +92,8 @@ TL_HD int tl_conv_prefer_few_terms(const tl_conv_shape *s, int spread, int64_t c
         if (spread && s->stride[d] > 1) return 0;
         bits += s->kernel[d];
     }
-    return tl_conv_is_small(s) && channels * s->taps < TL_CONV_MIN_TENSOR && rows <= TL_CONV_MAX_FEW_ROWS &&
-           tl_conv_few_columns(s, channels) <= TL_CONV_MAX_FEW_COLUMNS && bits <= 31;
+    return tl_conv_is_small(s) && channels * s->taps <= TL_CONV_MAX_FEW_COLUMNS && rows <= TL_CONV_MAX_FEW_ROWS &&
+           s->taps <= TL_CONV_CHUNK && bits <= 31;
 }
 
 /* ---- wgmma ------------------------------------------------------------------------------------------------------- */
@@ -138,7 +135,7 @@ TL_HD int tl_conv_wgmma_takes_product(const tl_conv_shape *s, int spread, int64_
 }
 
 /* Tiles of a weight gradient, rows by columns of units. */
-typedef enum tl_conv_form { TL_CONV_128X128, TL_CONV_64X256, TL_CONV_64X192, TL_CONV_FORMS } tl_conv_form;
+typedef enum tl_conv_form { TL_CONV_128X128, TL_CONV_64X256, TL_CONV_64X192 } tl_conv_form;
 
 TL_HD int64_t tl_conv_units(const tl_conv_shape *s, int64_t channels)
 {

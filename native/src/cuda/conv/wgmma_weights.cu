@@ -1,4 +1,4 @@
-/* The gradient of a convolution's weights by wgmma (conv/wgmma.cuh): gw (rows, channels·taps) = small (rows, batch·
+/* The gradient of a convolution's weights by wgmma (device/wgmma_pipeline.cuh): gw (rows, channels·taps) = small (rows, batch·
  * positions)·gathered large (batch·positions, channels·taps), the positions numbered through the whole batch.
  *
  * Columns go by in units of UNIT channels of one tap, tap after tap within a block of channels: the reads of a unit at
@@ -13,11 +13,13 @@
  * formula/sum_tree.h, of which they are at most one chunk. Segments follow from the shape alone. */
 #include <algorithm>
 
-#include "cuda/conv/wgmma.cuh"
+#include "cuda/conv/gather.cuh"
 #include "cuda/device/vector.cuh"
+#include "cuda/device/wgmma_pipeline.cuh"
 #include "formula/sum_tree.h"
 
-using namespace tl_conv_wgmma;
+using namespace tl_conv_gathers;
+using namespace tl_wgmma;
 
 namespace {
 
@@ -64,9 +66,7 @@ struct Unit {
         const TapPlace place(job.phase, t);
         tap = place.at[0] | place.at[1] << 8 | place.at[2] << 16 |
               (unit < job.units ? min(a.channels - channel, (uint32_t)UNIT) : 0) << 24;
-        large = channel * a.source_size;
-        TL_UNROLL_FOR (int d = 0; d < AXES; d++)
-            large += place.at[d] * (uint32_t)job.phase.tap_step[d] * a.stride[d];
+        large = channel * a.source_size + place.source(a, job.phase);
     }
     __device__ __forceinline__ int left() const { return (int)(tap >> 24); }
     __device__ __forceinline__ bool inside(const Job &job, const Position &p) const
@@ -192,31 +192,34 @@ __device__ __forceinline__ void store_rows(const Job &job, uint32_t segment, uin
     }
 }
 
-/* The same without tensor cores: thread (ty, tx) owns rows ty + 8r and columns tx + 16c, one column after the other. */
+/* A thread's sums of a tile without tensor cores, in order of positions, as chains of fused multiply-adds: a unit after the other, of
+ * which it has four columns. */
 template <int BN>
-__device__ __forceinline__ void plain_rows(const Job &job, const Place &place, uint32_t row0, uint32_t column0)
+__device__ __forceinline__ void plain_sums(const Job &job, const Place &place, uint32_t row0, uint32_t column0,
+                                           float (&sum)[BN / 2])
 {
-    const uint32_t tx = threadIdx.x % 16, ty = threadIdx.x % GROUP / 16, width = job.units * UNIT;
-#pragma unroll 1
-    for (uint32_t column = column0 + tx; column < column0 + BN && column < width; column += UNIT) {
+    const uint32_t lane = threadIdx.x % 32, row = row0 + threadIdx.x % GROUP / 32 * 16 + lane / 4;
+    const uint32_t row_a = min(row, job.arrays.rows - 1) * job.arrays.target_size;
+    const uint32_t row_b = min(row + 8, job.arrays.rows - 1) * job.arrays.target_size;
+    TL_UNROLL_FOR (int u = 0; u < BN / UNIT; u++) {
         Unit unit;
-        unit.find(job, column / UNIT);
-        const bool real = (int)tx < unit.left();
-        float sum[8] = {};
+        unit.find(job, column0 / UNIT + (uint32_t)u);
+        float *const own = sum + 8 * u;
+        TL_UNROLL_FOR (int r = 0; r < 8; r++)
+            own[r] = 0.0f;
 #pragma unroll 1
         for (uint32_t q = place.begin; q < place.begin + place.length; q++) {
             Position at;
             at.find(job.arrays, job.phase, q);
-            const bool has = real && unit.inside(job, at);
-            const float v = has ? job.large[at.source + unit.large + tx * job.arrays.source_size] : 0.0f;
-            TL_UNROLL_FOR (int r = 0; r < 8; r++) {
-                const uint32_t row = min(row0 + ty + 8 * r, job.arrays.rows - 1);
-                sum[r] = fmaf(job.small[at.target + row * job.arrays.target_size], v, sum[r]);
+            const bool inside = unit.inside(job, at);
+            const float x0 = job.small[at.target + row_a], x1 = job.small[at.target + row_b];
+            TL_UNROLL_FOR (int i = 0; i < 4; i++) {
+                const int channel = i / 2 * 8 + 2 * (int)(lane % 4) + i % 2, to = i / 2 * 4 + i % 2;
+                const bool has = inside && channel < unit.left();
+                const float v = has ? job.large[at.source + unit.large + channel * job.arrays.source_size] : 0.0f;
+                own[to] = fmaf(x0, v, own[to]), own[to + 2] = fmaf(x1, v, own[to + 2]);
             }
         }
-        TL_UNROLL_FOR (int r = 0; r < 8; r++)
-            if (row0 + ty + 8 * r < job.arrays.rows)
-                job.sums[((uint64_t)place.segment * job.arrays.rows + row0 + ty + 8 * r) * width + column] = sum[r];
     }
 }
 
@@ -239,14 +242,12 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) weights_kernel(
         grow_registers<CONSUMER_REGISTERS>();
         consume<T, false>(
             stages, AlternatingSchedule{job.tiles, 1}, group, [&](uint32_t tile) { return Place(job, tile).steps(); },
-            [&](uint32_t tile, uint32_t, bool redo, const float (&sum)[T::BN / 2]) {
+            [&](uint32_t tile, uint32_t, bool redo, float (&sum)[T::BN / 2]) {
                 const Place place(job, tile);
                 const uint32_t row0 = place.row_tile * T::ROWS + (T::WM == 2 ? 64 * group : 0);
                 const uint32_t column0 = place.column_tile * T::COLUMNS + (T::WM == 2 ? 0 : group * T::BN);
-                if (redo)
-                    plain_rows<T::BN>(job, place, row0, column0);
-                else
-                    store_rows<T::BN>(job, place.segment, row0, column0, sum);
+                if (redo) plain_sums<T::BN>(job, place, row0, column0, sum);
+                store_rows<T::BN>(job, place.segment, row0, column0, sum);
             });
     }
 #endif
@@ -312,16 +313,15 @@ bool tl_conv_wgmma_has_weights(tl_context *ctx)
                          [] { return prepare_kernel<Large>() && prepare_kernel<Low>() && prepare_kernel<Slim>(); });
 }
 
-int32_t tl_conv_wgmma_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
-                              const float *large, const float *small, float *gw)
+int32_t tl_conv_wgmma_weights(tl_context *ctx, const tl_conv_gradient &p)
 {
-    const tl_conv_gather g = tl_conv_correlate(&s);
+    const tl_conv_gather g = tl_conv_correlate(&p.s);
     Job job = {};
-    job.arrays = arrays_of(g, channels, rows);
-    job.phase = phase_of(g, batch, tl_ceil_div(channels, UNIT));
-    job.large = large, job.small = small, job.gw = gw;
+    job.arrays = arrays_of(g, p.channels, p.rows);
+    job.phase = phase_of(g, p.batch, tl_ceil_div(p.channels, UNIT));
+    job.large = p.large, job.small = p.small, job.gw = p.gw;
     job.units = job.phase.steps; /* blocks of channels times taps */
-    const tl_conv_form form = tl_conv_select_form(rows, job.units);
+    const tl_conv_form form = tl_conv_select_form(p.rows, job.units);
     return form == TL_CONV_128X128  ? launch<Large>(ctx, job, form)
            : form == TL_CONV_64X256 ? launch<Low>(ctx, job, form)
                                     : launch<Slim>(ctx, job, form);

@@ -1,26 +1,13 @@
-/* Convolutions' products by Hopper's wgmma (device/wgmma_pipeline.cuh): what the kernel of the forward pass and the data
- * gradient (conv/wgmma_product.cu) and that of the weight gradient (conv/wgmma_weights.cu) share.
- *
- * Where the pipeline finds that a tile's sums do not count, it is computed again as chains of fused multiply-adds. */
+/* A gather of at most three axes (formula/conv_geometry.h) as kernels read it: what few_terms.cu, wgmma_product.cu and
+ * wgmma_weights.cu share. */
 #pragma once
 
 #include "cuda/conv/conv.cuh"
-#include "cuda/device/wgmma_pipeline.cuh"
+#include "cuda/device/unroll.cuh"
 
-/* Whether the device runs the kernels; the products as in conv.cuh, of what conv/select.h says. */
-bool tl_conv_wgmma_has_product(tl_context *ctx);
-bool tl_conv_wgmma_has_weights(tl_context *ctx);
-int32_t tl_conv_wgmma_product(tl_context *ctx, const tl_conv_shape &s, bool spread, int64_t batch, int64_t channels,
-                              int64_t rows, const float *source, const float *w, const float *bias, float *target);
-int32_t tl_conv_wgmma_weights(tl_context *ctx, const tl_conv_shape &s, int64_t batch, int64_t channels, int64_t rows,
-                              const float *large, const float *small, float *gw);
-
-namespace tl_conv_wgmma {
-
-using namespace tl_wgmma;
+namespace tl_conv_gathers {
 
 constexpr int AXES = TL_CONV_AXES; /* a shape of lower rank has axes of length 1 before its own */
-static_assert(STEP == TL_CONV_STEP, "as conv/select.h counts");
 
 /* What a gather reads: channels of `source_size` elements, axes of `extent` elements `stride` apart; position j begins at j·step +
  * base (of its phase). */
@@ -38,19 +25,10 @@ struct Phase {
     uint32_t to_base, to_step[AXES];         /* to_stride is part of both */
     uint32_t columns, steps;                 /* positions of the batch; blocks of channels times taps */
     uint32_t kernel_base, kernel_step[AXES]; /* the kernel's element of a tap, with its strides */
-    uint32_t first;                          /* tile */
-    float *packed;                           /* (64 rows, step, q, thread, element of a fragment) */
+    uint32_t first, first_step;              /* tile; step of all phases, both of wgmma_product.cu */
 };
 
-/* A product's weights, which wgmma_pack.cu packs for all phases. */
-struct Weights {
-    const float *w;
-    uint32_t w_row, w_channel; /* strides of w */
-    uint32_t channel_blocks, row_groups, phases;
-    Phase phase[TL_CONV_MAX_PHASES];
-};
-
-/* A tap, and what its weight adds to an index. */
+/* A tap, and what it adds to a source index and its weight to an index of the weights. */
 struct TapPlace {
     uint32_t at[AXES];
 
@@ -58,14 +36,19 @@ struct TapPlace {
     {
         at[0] = phase.taps1.divmod(phase.taps2.divmod(t, &at[2]), &at[1]);
     }
+    __device__ __forceinline__ uint32_t source(const Arrays &arrays, const Phase &phase) const
+    {
+        uint32_t sum = 0;
+        TL_UNROLL_FOR (int d = 0; d < AXES; d++)
+            sum += at[d] * (uint32_t)phase.tap_step[d] * arrays.stride[d];
+        return sum;
+    }
     __device__ __forceinline__ uint32_t weight(const Phase &phase) const
     {
         return phase.kernel_base + at[0] * phase.kernel_step[0] + at[1] * phase.kernel_step[1] +
                at[2] * phase.kernel_step[2];
     }
 };
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /* A position: coordinates with tap 0, what they and the image add to the source index (modulo 2^32), and the target
  * index in row 0. One past the columns is outside with every tap. */
@@ -89,8 +72,6 @@ struct Position {
     }
 };
 
-#endif
-
 static inline Arrays arrays_of(const tl_conv_gather &g, int64_t channels, int64_t rows)
 {
     Arrays a = {};
@@ -107,6 +88,7 @@ static inline Arrays arrays_of(const tl_conv_gather &g, int64_t channels, int64_
     return a;
 }
 
+/* `channel_blocks`: those of which a step takes one. */
 static inline Phase phase_of(const tl_conv_gather &g, int64_t batch, int64_t channel_blocks)
 {
     Phase phase = {};
@@ -132,8 +114,4 @@ static inline Phase phase_of(const tl_conv_gather &g, int64_t batch, int64_t cha
     return phase;
 }
 
-} /* namespace tl_conv_wgmma */
-
-/* Writes the weights of so many rows, channels and taps where the phases' `packed` says (conv/wgmma_pack.cu). */
-int32_t tl_conv_wgmma_pack(tl_context *ctx, const tl_conv_wgmma::Weights &weights, uint32_t rows, uint32_t channels,
-                           uint32_t taps);
+} // namespace tl_conv_gathers
