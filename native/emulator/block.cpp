@@ -29,7 +29,6 @@ alignas(1024) char dynamic_memory[SHARED_BYTES];
 namespace {
 
 constexpr int MOST_THREADS = 1024;
-constexpr int BARRIERS = 16;
 constexpr size_t STACK = 128 << 10;
 
 std::mutex device; /* one grid at a time */
@@ -37,7 +36,6 @@ void *scheduler;   /* its stack pointer while a thread runs */
 const std::function<void()> *kernel_body;
 const char *kernel_name;
 thread all_threads[MOST_THREADS];
-int come[BARRIERS]; /* threads, to the barriers of some warps */
 
 } // namespace
 
@@ -149,7 +147,6 @@ void run_block(const std::vector<int64_t> &order)
     const int count = (int)order.size();
     for (int i = 0; i < count; i++)
         threads[i].state = NOTHING;
-    memset(come, 0, sizeof come);
     for (;;) {
         for (const int64_t i : order) {
             if (threads[i].state != NOTHING) continue;
@@ -169,7 +166,7 @@ void run_block(const std::vector<int64_t> &order)
         if (done + at_barrier < count) {
             fprintf(stderr,
                     "emulator: %s, block %u %u %u: of %d threads %d have ended, %d wait for the block, the others for "
-                    "lanes of their warp or for some warps that do not come\n",
+                    "lanes of their warp that do not come\n",
                     kernel_name, blockIdx.x, blockIdx.y, blockIdx.z, count, done, at_barrier);
             abort();
         }
@@ -216,18 +213,6 @@ void wait_for_block(int vote)
 {
     self->vote = vote;
     stop(ITS_BLOCK);
-}
-
-void meet_at(int barrier, int count, bool waits)
-{
-    if (++come[barrier] < count) {
-        self->barrier = barrier;
-        if (waits) stop(SOME_WARPS);
-        return;
-    }
-    come[barrier] = 0;
-    for (thread *t = threads; t < threads + MOST_THREADS; t++)
-        if (t->state == SOME_WARPS && t->barrier == barrier) t->state = NOTHING;
 }
 
 void run_grid(const char *kernel, dim3 grid, dim3 block, size_t bytes, const std::function<void()> &body)

@@ -51,7 +51,7 @@ namespace emulator {
 constexpr int WARP = 32, WORDS = 8;
 constexpr size_t SHARED_BYTES = 227 << 10; /* dynamic shared memory of a block, as of compute capability 9.0 */
 
-enum waiting { NOTHING, ITS_WARP, SOME_WARPS, ITS_BLOCK, THE_NEXT_KERNEL };
+enum waiting { NOTHING, ITS_WARP, ITS_BLOCK, THE_NEXT_KERNEL };
 
 /* A thread of the block that runs: where it stands, what it waits for, and what it shows to its warp. */
 struct thread {
@@ -62,7 +62,6 @@ struct thread {
     uint32_t mask; /* the lanes that it waits for */
     bool shows;    /* and whose values it reads */
     int vote;      /* at the block's barrier */
-    int barrier;   /* of some warps, that it waits at */
     uint64_t offered[WORDS], shown[WORDS];
 };
 
@@ -76,8 +75,6 @@ void wait_for_warp(uint32_t mask, bool shows);
 /* Ends the process: says what the kernel that runs does wrong, of its lanes `lanes`. */
 [[noreturn]] void fail(const char *what, uint32_t lanes);
 void wait_for_block(int vote);
-/* At a barrier of some warps, of `count` threads, the caller waits for the others or goes on. */
-void meet_at(int barrier, int count, bool waits);
 /* Does the work now, or adds it to the graph where the stream is being captured. */
 void queue(cudaStream_t stream, std::function<void()> work);
 void run_grid(const char *kernel, dim3 grid, dim3 block, size_t bytes, const std::function<void()> &body);

@@ -134,25 +134,21 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
     const uint32_t left = min(n - start, chunk), whole = aligned ? left / 4 * 4 : 0;
 #pragma unroll 1
     for (uint32_t e = 4 * threadIdx.x; e < whole; e += AHEAD * ROUND) {
-        float4 x[AHEAD][IN];
+        float x[AHEAD][IN][4];
         TL_UNROLL_FOR (int r = 0; r < AHEAD; r++)
             TL_UNROLL_FOR (int k = 0; k < IN; k++)
-                if (e + r * ROUND < whole) x[r][k] = tl_load4(in[k] + e + r * ROUND);
+                if (e + r * ROUND < whole) tl_load4(in[k] + e + r * ROUND, x[r][k]);
         TL_UNROLL_FOR (int r = 0; r < AHEAD; r++) {
             if (e + r * ROUND >= whole) break;
-            float4 y[OUT];
-#define TL_COMPONENT(c)                                                                                                \
-    {                                                                                                                  \
-        float arguments[IN], results[OUT];                                                                             \
-        _Pragma("unroll") for (int k = 0; k < IN; k++) arguments[k] = x[r][k].c;                                       \
-        rule.apply(arguments, results);                                                                                \
-        _Pragma("unroll") for (int k = 0; k < OUT; k++) y[k].c = results[k];                                           \
-    }
-            TL_COMPONENT(x)
-            TL_COMPONENT(y)
-            TL_COMPONENT(z)
-            TL_COMPONENT(w)
-#undef TL_COMPONENT
+            float y[OUT][4];
+            TL_UNROLL_FOR (int c = 0; c < 4; c++) {
+                float arguments[IN], results[OUT];
+                TL_UNROLL_FOR (int k = 0; k < IN; k++)
+                    arguments[k] = x[r][k][c];
+                rule.apply(arguments, results);
+                TL_UNROLL_FOR (int k = 0; k < OUT; k++)
+                    y[k][c] = results[k];
+            }
             TL_UNROLL_FOR (int k = 0; k < OUT; k++)
                 tl_store4(out[k] + e + r * ROUND, y[k]);
         }

@@ -13,9 +13,6 @@ template <int N> void tl_store_at_once(float *to, const float (&y)[N])
     for (int i = 0; i < N; i++)
         to[i] = y[i];
 }
-static inline void tl_barrier_wait(int barrier, int threads) { emulator::meet_at(barrier, threads, true); }
-static inline void tl_barrier_arrive(int barrier, int threads) { emulator::meet_at(barrier, threads, false); }
-static inline void tl_fetch_word_to_l2(const float *) {}
 
 /* The operands are cut to TF32's 19 bits and the products added in float64; a tensor core cuts sums as well. */
 static inline void tl_mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])

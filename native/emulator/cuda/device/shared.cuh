@@ -11,5 +11,3 @@ static inline uint32_t tl_shared_address(const void *p)
     return (uint32_t)(static_cast<const char *>(p) - emulator::dynamic_memory);
 }
 static inline void *tl_shared_pointer(uint32_t address) { return emulator::dynamic_memory + (int32_t)address; }
-static inline float tl_load_shared(uint32_t address) { return *static_cast<float *>(tl_shared_pointer(address)); }
-static inline void tl_store_shared(uint32_t address, float x) { *static_cast<float *>(tl_shared_pointer(address)) = x; }

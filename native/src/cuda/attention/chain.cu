@@ -1,8 +1,8 @@
 /* Attention in the mode `reproducible` on CUDA: a pass over queries, which gives the result, or gQ and what the pass over keys
- * needs, and a pass over keys (attention/chain_passes.cuh). */
+ * needs, and a pass over keys (attention/chain_tiles.cuh). */
 #include "cuda/attention/engines.cuh"
 
-#include "cuda/attention/chain_passes.cuh"
+#include "cuda/attention/chain_tiles.cuh"
 
 namespace attention {
 namespace {
@@ -132,7 +132,7 @@ int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, cons
     a.only = only, a.out = out, a.g = g, a.gQ = a.d > 0 ? gQ : nullptr, a.gK = a.d > 0 ? gK : nullptr,
     a.gV = a.v > 0 ? gV : nullptr;
     a.wide_v = a.wide_v && is_wide(g, a.at_g, a.v);
-    const int64_t all = a.members * a.rows, least = a.d < a.v ? a.d : a.v, most = a.d > a.v ? a.d : a.v;
+    const int64_t all = a.members * a.rows;
     const int64_t of_keys = a.members * tl_ceil_div(a.keys, chain::TILE),
                   of_rows = a.members * tl_ceil_div(a.rows, chain::TILE);
     tl_scratch<char> scratch(ctx);
@@ -160,10 +160,8 @@ int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, cons
     if (all > 0)
         TL_TRY(
             tl_launch(ctx, "attention_chain_bwd", dot, tl_grid(all, 128), 128, g, out, places, all, a.v, only, a.dot));
-    const bool pairs = a.gQ && a.gK && a.gV && a.rows > chain::FEW_QUERIES && least <= chain::SHORT &&
-                       most > chain::SHORT && most <= 128;
-    TL_TRY(pairs ? chain::query_pass_bwd_of_pairs(ctx, a) : chain::query_pass_bwd(ctx, a));
-    return pairs ? chain::key_pass_of_pairs(ctx, a) : chain::key_pass(ctx, a);
+    TL_TRY(chain::query_pass_bwd(ctx, a));
+    return chain::key_pass(ctx, a);
 }
 
 } /* namespace attention */

@@ -1,6 +1,5 @@
 /* The pass over keys of attention by chains of float64 (attention/chain_tiles.cuh): the gradients of keys and values. */
 #include "cuda/attention/chain_launch.cuh"
-#include "cuda/attention/chain_passes.cuh"
 
 namespace attention {
 namespace chain {
@@ -8,14 +7,14 @@ namespace {
 
 /* In shared memory, of a tile of queries. */
 template <class C> struct Statistics {
-    double reference[C::OTHERS], inverse[C::OTHERS], dot[C::OTHERS];
+    double reference[TILE], inverse[TILE], dot[TILE];
     alignas(16) int open; /* whether the block's keys are open to all of them */
 };
 
 template <class C> constexpr size_t key_shared()
 {
-    return sizeof(Sources) + C::STAGES * (sizeof(Statistics<C>) + sizeof(float) * (size_t)(Rows::FLOATS * C::OTHERS)) +
-           sizeof(float) * (size_t)((C::ROWS + C::STAGES * C::OTHERS) * (C::Keys::LD + C::Values::LD));
+    return sizeof(Sources) + C::STAGES * (sizeof(Statistics<C>) + sizeof(float) * (size_t)(Rows::FLOATS * TILE)) +
+           sizeof(float) * (size_t)((C::ROWS + C::STAGES * TILE) * 2 * C::LD);
 }
 
 /* Where no row attends to one of the `each` keys of a block of the pass below, and what rows have is finite, its sums are 0: writes
@@ -49,16 +48,12 @@ template <class C, bool KEYS, bool VALUES>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a)
 {
     TL_DYNAMIC_SHARED(float, shared);
-    using D = typename C::Keys;
-    using W = typename C::Values;
-    constexpr int OTHERS = C::OTHERS;
     Sources *const sources = reinterpret_cast<Sources *>(shared); /* Q and g */
     Statistics<C> *const statistics = reinterpret_cast<Statistics<C> *>(sources + 1);
     float *const rest = reinterpret_cast<float *>(statistics + C::STAGES);
-    float *Ks = rest + C::STAGES * Rows::FLOATS * OTHERS, *Vs = Ks + C::ROWS * D::LD, *Qs = Vs + C::ROWS * W::LD;
-    float *Gs = Qs + C::STAGES * OTHERS * D::LD;
-    const Lane<D> lane;
-    const Lane<W> of_values;
+    float *Ks = rest + C::STAGES * Rows::FLOATS * TILE, *Vs = Ks + C::ROWS * C::LD, *Qs = Vs + C::ROWS * C::LD;
+    float *Gs = Qs + C::STAGES * TILE * C::LD;
+    const Lane<C> lane;
     const int b = (int)(blockIdx.x / a.blocks);
     const int64_t j0 = blockIdx.x % a.blocks * (int64_t)C::ROWS;
     const int64_t from = C::MANY ? (int64_t)(a.chunk + blockIdx.y) * C::DP : 0;
@@ -67,65 +62,64 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
     if ((a.settled && a.settled[blockIdx.x]) || a.leaves_out(b)) return;
     if (threadIdx.x == 0) *sources = {a.Q + a.at_q.member(a, b), a.g + a.at_g.member(a, b)};
     if (!C::MANY) {
-        copy_rows<D, C::ROWS>(Ks, K, j0, a.keys, a.d, a.of_k);
-        clear_ends<D>(Ks, C::ROWS, a.d);
-        clear_ends<D>(Qs, C::STAGES * OTHERS, a.d);
+        copy_rows<C, C::ROWS>(Ks, K, j0, a.keys, a.d, a.of_k);
+        clear_ends<C>(Ks, C::ROWS, a.d);
+        clear_ends<C>(Qs, C::STAGES * TILE, a.d);
         if (KEYS) {
-            copy_rows<W, C::ROWS>(Vs, V, j0, a.keys, a.v, a.of_v);
-            clear_ends<W>(Vs, C::ROWS, a.v);
-            clear_ends<W>(Gs, C::STAGES * OTHERS, a.v);
+            copy_rows<C, C::ROWS>(Vs, V, j0, a.keys, a.v, a.of_v);
+            clear_ends<C>(Vs, C::ROWS, a.v);
+            clear_ends<C>(Gs, C::STAGES * TILE, a.v);
         }
     }
     /* What the block's other rows sum up is dropped. */
     const int present = (int)(a.keys - j0 < C::ROWS ? a.keys - j0 : (int64_t)C::ROWS);
-    auto limits_of = [&](int stage) { return Rows(rest + stage * Rows::FLOATS * OTHERS, OTHERS); };
+    auto limits_of = [&](int stage) { return Rows(rest + stage * Rows::FLOATS * TILE, TILE); };
     /* The first tile from number `tile` on, up to `last`, that counts; `open`: whether the block's keys are open to all of its
      * queries, of which else the limits are found, for the next barrier to publish. What all threads know decides it: most tiles
      * that do not count are passed over without a barrier and without memory, if the segment is `plain`, without rows that are
      * not finite. */
     auto next = [&](int tile, int last, int stage, bool plain, bool *open) {
         for (; tile < last; tile++) {
-            const int64_t i = (int64_t)tile * OTHERS, count = a.rows - i < OTHERS ? a.rows - i : (int64_t)OTHERS;
+            const int64_t i = (int64_t)tile * TILE, count = a.rows - i < TILE ? a.rows - i : (int64_t)TILE;
             const Span span(a, i, count);
             if (a.limited && !span.meets(j0, C::ROWS) &&
-                (plain ||
-                 (finite_rows<OTHERS>(a.finite_q, a.rows, b, i) && finite_rows<OTHERS>(a.finite_g, a.rows, b, i))))
+                (plain || (finite_rows<TILE>(a.finite_q, a.rows, b, i) && finite_rows<TILE>(a.finite_g, a.rows, b, i))))
                 continue;
-            *open = count == OTHERS && span.open(a, j0, present);
+            *open = count == TILE && span.open(a, j0, present);
             if (C::STAGES == 1 || !*open) __syncthreads(); /* what was there has been used */
-            if (!*open) limits_of(stage).find(a, b, i, OTHERS);
+            if (!*open) limits_of(stage).find(a, b, i, TILE);
             break;
         }
         return tile;
     };
     /* Starts copying a tile. */
     auto start = [&](int tile, int stage, bool open) {
-        const int64_t i = (int64_t)tile * OTHERS;
+        const int64_t i = (int64_t)tile * TILE;
         if (threadIdx.x == 0) statistics[stage].open = open;
         double *const to = reinterpret_cast<double *>(statistics + stage);
-        for (int t = threadIdx.x; t < 3 * OTHERS; t += C::THREADS) {
-            const double *const of = t < OTHERS ? a.reference : t < 2 * OTHERS ? a.inverse : a.dot;
-            const int64_t row = i + t % OTHERS;
+        for (int t = threadIdx.x; t < 3 * TILE; t += C::THREADS) {
+            const double *const of = t < TILE ? a.reference : t < 2 * TILE ? a.inverse : a.dot;
+            const int64_t row = i + t % TILE;
             tl_copy_async<8>(tl_shared_address(to + t), row < a.rows ? of + b * a.rows + row : of, row < a.rows);
         }
         if (!C::MANY) {
-            copy_rows<D, OTHERS>(Qs + stage * OTHERS * D::LD, sources->first, i, a.rows, a.d, a.of_q);
-            copy_rows<W, OTHERS>(Gs + stage * OTHERS * W::LD, sources->second, i, a.rows, a.v, a.of_g);
+            copy_rows<C, TILE>(Qs + stage * TILE * C::LD, sources->first, i, a.rows, a.d, a.of_q);
+            copy_rows<C, TILE>(Gs + stage * TILE * C::LD, sources->second, i, a.rows, a.v, a.of_g);
         }
         tl_copy_commit();
     };
 
-    Sums<D> gK;
-    Sums<W> gV;
+    Sums<C> gK;
+    Sums<C> gV;
     /* In all, and of a segment. */
-    const int tiles = (int)((a.rows + OTHERS - 1) / OTHERS), each = (int)(a.segment / OTHERS);
-    for (int begin = (int)(first_term(a) / OTHERS); begin < tiles; begin += each) {
+    const int tiles = (int)((a.rows + TILE - 1) / TILE), each = (int)(a.segment / TILE);
+    for (int begin = (int)(first_term(a) / TILE); begin < tiles; begin += each) {
         const int end = begin + each < tiles ? begin + each : tiles;
         const bool plain = __syncthreads_and(
             !a.limited || (all_finite<C>(a.finite_q, a.rows, b, begin, end) &&
                            all_finite<C>(a.finite_g, a.rows, b, begin, end))); /* and what was there has been used */
-        if (KEYS) clear<D>(gK);
-        if (VALUES) clear<W>(gV);
+        if (KEYS) clear<C>(gK);
+        if (VALUES) clear<C>(gV);
         int stage = 0, tile = begin;
         if (C::STAGES > 1) {
             bool open = false;
@@ -145,16 +139,16 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
             tl_copy_wait<0>();
             __syncthreads();
             if (C::STAGES > 1 && after < end) start(after, stage ^ 1, open);
-            const int64_t i0 = (int64_t)tile * OTHERS;
+            const int64_t i0 = (int64_t)tile * TILE;
             const Statistics<C> &of = statistics[stage];
             const Rows limits = limits_of(stage);
-            float *const q = Qs + stage * OTHERS * D::LD, *const g = Gs + stage * OTHERS * W::LD;
+            float *const q = Qs + stage * TILE * C::LD, *const g = Gs + stage * TILE * C::LD;
             Products<C> p = {};
             if constexpr (C::MANY) {
                 multiply_chunks<C>(p, Ks, K, j0, a.keys, a.at_k.row, q, sources->first, i0, a.rows, a.at_q.row, a.d,
                                    a.wide_d, lane);
             } else {
-                multiply<D>(p, Ks, q, whole(a.d, 0, D::DP), lane);
+                multiply<C>(p, Ks, q, whole(a.d, 0, C::DP), lane);
             }
             uint32_t shut[C::M] = {};
             TL_UNROLL_FOR (int m = 0; m < C::M; m++) {
@@ -180,7 +174,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
                     multiply_chunks<C>(t, Vs, V, j0, a.keys, a.at_v.row, g, sources->second, i0, a.rows, a.at_g.row,
                                        a.v, a.wide_v, lane);
                 else
-                    multiply<W>(t, Vs, g, whole(a.v, 0, W::DP), lane);
+                    multiply<C>(t, Vs, g, whole(a.v, 0, C::DP), lane);
                 TL_UNROLL_FOR (int m = 0; m < C::M; m++)
                     TL_UNROLL_FOR (int n = 0; n < C::P; n++)
                         TL_UNROLL_FOR (int i = 0; i < 4; i++) {
@@ -189,18 +183,18 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
                         }
                 if constexpr (C::MANY) {
                     __syncthreads();
-                    copy_chunk<C, OTHERS>(q, sources->first, i0, a.rows, a.d, a.wide_d, from, a.at_q.row);
+                    copy_chunk<C, TILE>(q, sources->first, i0, a.rows, a.d, a.wide_d, from, a.at_q.row);
                     arrive();
                 }
-                accumulate<D>(gK, t, q, (int)(a.d - from), lane);
+                accumulate<C>(gK, t, q, (int)(a.d - from), lane);
             }
             if constexpr (VALUES) {
                 if constexpr (C::MANY) {
                     __syncthreads();
-                    copy_chunk<C, OTHERS>(g, sources->second, i0, a.rows, a.v, a.wide_v, from, a.at_g.row);
+                    copy_chunk<C, TILE>(g, sources->second, i0, a.rows, a.v, a.wide_v, from, a.at_g.row);
                     arrive();
                 }
-                accumulate<W>(gV, p, g, (int)(a.v - from), of_values);
+                accumulate<C>(gV, p, g, (int)(a.v - from), lane);
             }
             if (C::STAGES > 1) stage ^= 1;
         }
@@ -209,27 +203,27 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) key_kernel(const Args a
             double one[C::M][2];
             TL_UNROLL_FOR (int m = 0; m < C::M; m++)
                 one[m][0] = one[m][1] = 1.0;
-            if (KEYS) join<D>(gK, totals_of<C>(a, 0), begin == 0, end == tiles, one, one);
-            if (VALUES) join<W>(gV, totals_of<C>(a, KEYS ? 1 : 0), begin == 0, end == tiles, one, one);
+            if (KEYS) join<C>(gK, totals_of<C>(a, 0), begin == 0, end == tiles, one, one);
+            if (VALUES) join<C>(gV, totals_of<C>(a, KEYS ? 1 : 0), begin == 0, end == tiles, one, one);
         }
     }
     if (a.parts) { /* gK, then gV */
         double *const part = parts_of(a, b, a.keys);
-        if constexpr (KEYS) store<D>(part, j0, a.keys, a.d, a.pitch, from, gK, lane);
-        if constexpr (VALUES) store<W>(part + (KEYS ? a.d : 0), j0, a.keys, a.v, a.pitch, from, gV, of_values);
+        if constexpr (KEYS) store<C>(part, j0, a.keys, a.d, a.pitch, from, gK, lane);
+        if constexpr (VALUES) store<C>(part + (KEYS ? a.d : 0), j0, a.keys, a.v, a.pitch, from, gV, lane);
         return;
     }
     if constexpr (KEYS) {
-        if (a.rows == 0) clear<D>(gK);
+        if (a.rows == 0) clear<C>(gK);
         TL_UNROLL_FOR (int m = 0; m < C::M; m++)
-            TL_UNROLL_FOR (int n = 0; n < D::N; n++)
+            TL_UNROLL_FOR (int n = 0; n < C::N; n++)
                 TL_UNROLL_FOR (int i = 0; i < 4; i++)
                     gK[m][n][i] *= (double)a.scale;
-        store<D>(a.gK + a.at_gk.member(a, again(b)), j0, a.keys, a.d, a.at_gk.row, from, gK, lane);
+        store<C>(a.gK + a.at_gk.member(a, again(b)), j0, a.keys, a.d, a.at_gk.row, from, gK, lane);
     }
     if constexpr (VALUES) {
-        if (a.rows == 0) clear<W>(gV);
-        store<W>(a.gV + a.at_gv.member(a, again(b)), j0, a.keys, a.v, a.at_gv.row, from, gV, of_values);
+        if (a.rows == 0) clear<C>(gV);
+        store<C>(a.gV + a.at_gv.member(a, again(b)), j0, a.keys, a.v, a.at_gv.row, from, gV, lane);
     }
 }
 
@@ -306,40 +300,16 @@ template <class LARGE, class SMALL, bool BOTH> int32_t passes_over_keys(tl_conte
                                       : passes_over_keys<SMALL, BOTH>(ctx, a, pass);
 }
 
-template <class KEYS, class FEW_KEYS> int32_t pass_over_pairs(tl_context *ctx, Args a)
-{
-    const Pass pass = {a.keys, a.rows, 0, 0, 0};
-    a.segment = segment_of_keys(ctx, a);
-    return fills<KEYS>(ctx, a, pass) ? pass_over_keys<KEYS, true, true>(ctx, a, pass)
-                                     : pass_over_keys<FEW_KEYS, true, true>(ctx, a, pass);
-}
-
-template <int DP, int BLOCKS> using FewQueries = Tiles<DP, 1, 2, BLOCKS, 1, false, 8>;
-
 } /* namespace */
 
 int32_t key_pass(tl_context *ctx, const Args &a)
 {
     const int64_t most = a.d > a.v ? a.d : a.v;
-    if (a.rows <= FEW_QUERIES && most <= 128)
-        return most <= 8    ? passes_over_keys<FewQueries<8, 10>, FewQueries<8, 10>, true>(ctx, a)
-               : most <= 32 ? passes_over_keys<FewQueries<32, 6>, FewQueries<32, 6>, true>(ctx, a)
-               : most <= 64 ? passes_over_keys<FewQueries<64, 4>, FewQueries<64, 4>, true>(ctx, a)
-                            : passes_over_keys<FewQueries<128, 4>, FewQueries<128, 4>, false>(ctx, a);
     return most <= 8     ? passes_over_keys<Tiles<8, 1, 4, 3, 2>, Tiles<8, 1, 2, 6, 2>, true>(ctx, a)
            : most <= 32  ? passes_over_keys<Tiles<32, 1, 4, 2, 2>, Tiles<32, 1, 2, 4, 2>, true>(ctx, a)
            : most <= 64  ? passes_over_keys<Tiles<64, 1, 4, 2, 1>, Tiles<64, 1, 2, 4, 1>, true>(ctx, a)
            : most <= 128 ? passes_over_keys<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 3, 1>, false>(ctx, a)
                          : passes_over_keys<Tiles<64, 1, 4, 1, 1, true>, Tiles<64, 1, 4, 1, 1, true>, false>(ctx, a);
-}
-
-int32_t key_pass_of_pairs(tl_context *ctx, const Args &a)
-{
-    constexpr int S = SHORT, HALF = 16; /* tiles of 16 queries where sums take most of the registers */
-    return a.v > 64   ? pass_over_pairs<Pair<S, 128, 4, 2, 2, HALF>, Pair<S, 128, 2, 4, 1, HALF>>(ctx, a)
-           : a.d > 64 ? pass_over_pairs<Pair<128, S, 4, 2, 2, HALF>, Pair<128, S, 2, 4, 1, HALF>>(ctx, a)
-           : a.v > S  ? pass_over_pairs<Pair<S, 64, 4, 2, 2>, Pair<S, 64, 2, 4, 1>>(ctx, a)
-                      : pass_over_pairs<Pair<64, S, 4, 2, 2>, Pair<64, S, 2, 4, 1>>(ctx, a);
 }
 
 } /* namespace chain */

@@ -71,10 +71,10 @@ template <class C, class K, class Join>
 int32_t launch(tl_context *ctx, const char *name, K kernel, Args a, size_t shared, const Pass &pass, Join join)
 {
     a.blocks = (uint32_t)tl_ceil_div(pass.rows, C::ROWS);
-    a.of_q = make_walk<typename C::Keys>(a.d, a.wide_d, a.at_q.row);
-    a.of_k = make_walk<typename C::Keys>(a.d, a.wide_d, a.at_k.row);
-    a.of_v = make_walk<typename C::Values>(a.v, a.wide_v, a.at_v.row);
-    a.of_g = make_walk<typename C::Values>(a.v, a.wide_v, a.at_g.row);
+    a.of_q = make_walk<C>(a.d, a.wide_d, a.at_q.row);
+    a.of_k = make_walk<C>(a.d, a.wide_d, a.at_k.row);
+    a.of_v = make_walk<C>(a.v, a.wide_v, a.at_v.row);
+    a.of_g = make_walk<C>(a.v, a.wide_v, a.at_g.row);
     const int64_t chunks = chunks_of<C>(pass.width);
     const int64_t blocks = a.members * a.blocks;
     if (blocks == 0) return TORCHLEAN_OK;

@@ -1,7 +1,6 @@
 /* The pass over queries of attention by chains of float64 (attention/chain_tiles.cuh): the result, or gQ and what the pass over keys
  * needs. */
 #include "cuda/attention/chain_launch.cuh"
-#include "cuda/attention/chain_passes.cuh"
 
 namespace attention {
 namespace chain {
@@ -10,8 +9,8 @@ namespace {
 template <class C, bool BACKWARD> constexpr size_t query_shared()
 {
     return sizeof(Span) + sizeof(Sources) +
-           sizeof(float) * (size_t)(Rows::FLOATS * C::ROWS + C::ROWS * (C::Keys::LD + (BACKWARD ? C::Values::LD : 0)) +
-                                    C::STAGES * TILE * (C::Keys::LD + C::Values::LD));
+           sizeof(float) *
+               (size_t)(Rows::FLOATS * C::ROWS + C::ROWS * (BACKWARD ? 2 : 1) * C::LD + C::STAGES * TILE * 2 * C::LD);
 }
 
 /* What the pass over keys needs of a row. The weights of one that is NaN are NaN, blocked or not: its tile is then none that may be
@@ -26,16 +25,13 @@ __device__ __forceinline__ void keep_row(const Args &a, int64_t b, int64_t row, 
 
 template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) query_kernel(const Args a)
 {
-    using D = typename C::Keys;
-    using W = typename C::Values;
-    using R = std::conditional_t<BACKWARD, D, W>; /* of the result, or of gQ */
     TL_DYNAMIC_SHARED(float, shared);
     Rows limits(shared, C::ROWS);
     Span *const span = reinterpret_cast<Span *>(shared + Rows::FLOATS * C::ROWS); /* there for want of registers */
     Sources *const sources = reinterpret_cast<Sources *>(span + 1);               /* K and V, but of chunks */
-    float *Qs = reinterpret_cast<float *>(sources + 1), *Gs = Qs + C::ROWS * D::LD;
-    float *Ks = Gs + (BACKWARD ? C::ROWS * W::LD : 0), *Vs = Ks + C::STAGES * TILE * D::LD;
-    const Lane<R> lane;
+    float *Qs = reinterpret_cast<float *>(sources + 1), *Gs = Qs + C::ROWS * C::LD;
+    float *Ks = Gs + (BACKWARD ? C::ROWS * C::LD : 0), *Vs = Ks + C::STAGES * TILE * C::LD;
+    const Lane<C> lane;
     const int64_t b = blockIdx.x / a.blocks, i0 = blockIdx.x % a.blocks * C::ROWS;
     if (a.leaves_out(b)) return;
     const int64_t from = C::MANY ? (int64_t)(a.chunk + blockIdx.y) * C::DP : 0;
@@ -44,15 +40,14 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
     const bool gradient = BACKWARD && a.gQ;
     const uint8_t *const finite = BACKWARD ? a.finite_k : a.finite_v;
 
-    static_assert(C::OTHERS == TILE, "the tiles of keys");
     limits.find(a, b, i0, C::ROWS);
     if (!C::MANY) {
-        copy_rows<D, C::ROWS>(Qs, Q, i0, a.rows, a.d, a.of_q);
-        if (BACKWARD) copy_rows<W, C::ROWS>(Gs, G, i0, a.rows, a.v, a.of_g);
-        clear_ends<D>(Qs, C::ROWS, a.d);
-        clear_ends<D>(Ks, C::STAGES * TILE, a.d);
-        clear_ends<W>(Vs, C::STAGES * TILE, a.v);
-        if (BACKWARD) clear_ends<W>(Gs, C::ROWS, a.v);
+        copy_rows<C, C::ROWS>(Qs, Q, i0, a.rows, a.d, a.of_q);
+        if (BACKWARD) copy_rows<C, C::ROWS>(Gs, G, i0, a.rows, a.v, a.of_g);
+        clear_ends<C>(Qs, C::ROWS, a.d);
+        clear_ends<C>(Ks, C::STAGES * TILE, a.d);
+        clear_ends<C>(Vs, C::STAGES * TILE, a.v);
+        if (BACKWARD) clear_ends<C>(Gs, C::ROWS, a.v);
     }
     if (threadIdx.x == 0) *sources = {K, V};
     if (threadIdx.x == 0) *span = Span(a, i0, a.rows - i0 < C::ROWS ? a.rows - i0 : (int64_t)C::ROWS);
@@ -66,26 +61,26 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
     /* Starts copying the tile from j on. */
     auto start = [&](int64_t j, int stage) {
         if (C::MANY) return;
-        copy_rows<D, TILE>(Ks + stage * TILE * D::LD, sources->first, j, a.keys, a.d, a.of_k);
+        copy_rows<C, TILE>(Ks + stage * TILE * C::LD, sources->first, j, a.keys, a.d, a.of_k);
         if (!BACKWARD || gradient)
-            copy_rows<W, TILE>(Vs + stage * TILE * W::LD, sources->second, j, a.keys, a.v, a.of_v);
+            copy_rows<C, TILE>(Vs + stage * TILE * C::LD, sources->second, j, a.keys, a.v, a.of_v);
         tl_copy_commit();
     };
 
     const bool idle = i0 + lane.row0 >= a.rows; /* a warp without rows: it only copies */
-    Sums<R> sums;
-    Softmax<R> softmax;
+    Sums<C> sums;
+    Softmax<C> softmax;
     for (int64_t begin = first_term(a); begin < a.keys; begin += a.segment) {
         const int64_t last = begin + a.segment < a.keys ? begin + a.segment : a.keys;
-        const Softmax<R> before = softmax;
-        softmax = Softmax<R>();
-        clear<R>(sums);
+        const Softmax<C> before = softmax;
+        softmax = Softmax<C>();
+        clear<C>(sums);
         int64_t j0 = span->next(begin, last, a, finite, plain, b);
         int stage = 0;
         if (j0 < last) start(j0, stage);
         while (j0 < last) {
             const int64_t after = span->next(j0 + TILE, last, a, finite, plain, b);
-            const float *const k = Ks + stage * TILE * D::LD, *const v = Vs + stage * TILE * W::LD;
+            const float *const k = Ks + stage * TILE * C::LD, *const v = Vs + stage * TILE * C::LD;
             Products<C> s = {};
             uint32_t shut[C::M][2];
             if constexpr (C::MANY) {
@@ -100,7 +95,7 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
                     j0 = after;
                     continue;
                 }
-                multiply<D>(s, Qs, k, whole(a.d, 0, D::DP), lane);
+                multiply<C>(s, Qs, k, whole(a.d, 0, C::DP), lane);
             }
             softmax.step(s, sums, shut, a, limits, span->open(a, j0, TILE), j0, lane);
             if constexpr (BACKWARD) {
@@ -110,7 +105,7 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
                         multiply_chunks<C>(t, Gs, G, i0, a.rows, a.at_g.row, Vs, V, j0, a.keys, a.at_v.row, a.v,
                                            a.wide_v, lane);
                     else
-                        multiply<W>(t, Gs, v, whole(a.v, 0, W::DP), lane);
+                        multiply<C>(t, Gs, v, whole(a.v, 0, C::DP), lane);
                     TL_UNROLL_FOR (int m = 0; m < C::M; m++)
                         TL_UNROLL_FOR (int n = 0; n < 4; n++)
                             TL_UNROLL_FOR (int i = 0; i < 4; i++) {
@@ -127,7 +122,7 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
                 arrive();
             }
             if (!BACKWARD || gradient)
-                accumulate<R>(sums, s, BACKWARD ? k : v, (int)((BACKWARD ? a.d : a.v) - from), lane);
+                accumulate<C>(sums, s, BACKWARD ? k : v, (int)((BACKWARD ? a.d : a.v) - from), lane);
             if (C::STAGES > 1) {
                 stage ^= 1;
             } else if (!C::MANY) {
@@ -141,14 +136,14 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
         if (a.totals) {
             double old[C::M][2], part[C::M][2];
             softmax.join(before, old, part);
-            join<R>(sums, totals_of<C>(a, 0), begin == 0, last == a.keys, old, part);
+            join<C>(sums, totals_of<C>(a, 0), begin == 0, last == a.keys, old, part);
         }
     }
-    if (a.keys == 0) clear<R>(sums);
+    if (a.keys == 0) clear<C>(sums);
     if (a.parts) {
         double *const part = parts_of(a, b, a.rows);
         const int64_t width = a.pitch - (TL_ATTENTION_SUMS + 1);
-        store<R>(part, i0, a.rows, width, a.pitch, from, sums, lane);
+        store<C>(part, i0, a.rows, width, a.pitch, from, sums, lane);
         TL_UNROLL_FOR (int m = 0; m < C::M; m++)
             TL_UNROLL_FOR (int h = 0; h < 2; h++) {
                 const int64_t row = i0 + lane.row(m, h);
@@ -161,7 +156,7 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
             const double total = softmax.total(m, h);
             const int64_t row = i0 + lane.row(m, h);
             if (BACKWARD && lane.t == 0 && from == 0 && row < a.rows) keep_row(a, b, row, softmax.top[m][h], total);
-            TL_UNROLL_FOR (int n = 0; n < R::N; n++)
+            TL_UNROLL_FOR (int n = 0; n < C::N; n++)
                 TL_UNROLL_FOR (int e = 0; e < 2; e++) {
                     /* zeros divide slowly */
                     if (!C::MANY && lane.result(n, e) >= (int)(BACKWARD ? a.d : a.v)) continue;
@@ -169,8 +164,8 @@ template <class C, bool BACKWARD> __global__ void __launch_bounds__(C::THREADS, 
                     sums[m][n][2 * h + e] = BACKWARD ? x * (double)a.scale : x;
                 }
         }
-    if (!BACKWARD) store<R>(a.result + a.at_out.member(a, again(b)), i0, a.rows, a.v, a.at_out.row, from, sums, lane);
-    if (gradient) store<R>(a.gQ + a.at_gq.member(a, again(b)), i0, a.rows, a.d, a.at_gq.row, from, sums, lane);
+    if (!BACKWARD) store<C>(a.result + a.at_out.member(a, again(b)), i0, a.rows, a.v, a.at_out.row, from, sums, lane);
+    if (gradient) store<C>(a.gQ + a.at_gq.member(a, again(b)), i0, a.rows, a.d, a.at_gq.row, from, sums, lane);
 }
 
 /* Joins the parts of the queries, in order, as Softmax::join does. A warp owns a query, a lane every 32nd sum. */
@@ -248,15 +243,6 @@ int32_t query_pass_bwd(tl_context *ctx, const Args &a)
            : most <= 64  ? pass_over_queries<Tiles<64, 1, 4, 2, 2>, Tiles<64, 1, 2, 4, 2>, true>(ctx, a)
            : most <= 128 ? pass_over_queries<Tiles<128, 1, 4, 2, 1>, Tiles<128, 1, 2, 2, 2>, true>(ctx, a)
                          : pass_over_queries<Tiles<64, 1, 4, 1, 1, true>, Tiles<64, 1, 4, 1, 1, true>, true>(ctx, a);
-}
-
-int32_t query_pass_bwd_of_pairs(tl_context *ctx, const Args &a)
-{
-    constexpr int S = SHORT;
-    return a.v > 64   ? pass_over_queries<Pair<S, 128, 4, 3, 1>, Pair<S, 128, 2, 5, 1>, true>(ctx, a)
-           : a.d > 64 ? pass_over_queries<Pair<128, S, 4, 2, 1>, Pair<128, S, 2, 3, 2>, true>(ctx, a)
-           : a.v > S  ? pass_over_queries<Pair<S, 64, 4, 3, 2>, Pair<S, 64, 2, 6, 1>, true>(ctx, a)
-                      : pass_over_queries<Pair<64, S, 4, 2, 2>, Pair<64, S, 2, 4, 2>, true>(ctx, a);
 }
 
 } /* namespace chain */

@@ -21,27 +21,13 @@ namespace chain {
 constexpr int TILE = TL_ATTENTION_TILE;
 static_assert(TILE == GRANULE, "a tile has one flag");
 
-/* M: 16 rows each of a warp. BLOCKS: how many shall run on one multiprocessor. STAGES: tiles on their way or in use. OTHERS: rows
- * of a tile in the pass over keys, whose chains go from query to query whatever the tile; the pass over queries renews a
- * row's reference after each TILE. */
-template <int DP_, int M_, int WARPS_, int BLOCKS_, int STAGES_, bool MANY_ = false, int OTHERS_ = TILE> struct Tiles {
-    static constexpr int DP = DP_, M = M_, WARPS = WARPS_, BLOCKS = BLOCKS_, STAGES = STAGES_, OTHERS = OTHERS_;
-    static constexpr int P = OTHERS / 8; /* products of a tile */
-    /* Steps of a product that are unrolled, as far as registers allow. */
-    static constexpr int AHEAD = OTHERS == 16 ? 2 : 4;
+/* M: 16 rows each of a warp. BLOCKS: how many shall run on one multiprocessor. STAGES: tiles on their way or in use. */
+template <int DP_, int M_, int WARPS_, int BLOCKS_, int STAGES_, bool MANY_ = false> struct Tiles {
+    static constexpr int DP = DP_, M = M_, WARPS = WARPS_, BLOCKS = BLOCKS_, STAGES = STAGES_;
+    static constexpr int P = TILE / 8; /* products of a tile */
     static constexpr bool MANY = MANY_;
-    static_assert(OTHERS % 8 == 0 && TILE % OTHERS == 0 && (DP == 8 || DP % 32 == 0), "ownership");
+    static_assert(DP == 8 || DP % 32 == 0, "ownership");
     static constexpr int ROWS = 16 * M * WARPS, THREADS = 32 * WARPS, LD = DP + 4, N = DP / 8, SUMS = 4 * M * N;
-    using Keys = Tiles;
-    using Values = Tiles;
-};
-
-/* Tiles of keys (and queries) of up to D elements and values (and their gradients) of up to V: of rows of one length the shorter
- * would take the shared memory, and the registers of sums, of the longer. */
-template <int D, int V, int WARPS, int BLOCKS, int STAGES, int OTHERS = TILE>
-struct Pair : Tiles<(D > V ? D : V), 1, WARPS, BLOCKS, STAGES, false, OTHERS> {
-    using Keys = Tiles<D, 1, WARPS, BLOCKS, STAGES, false, OTHERS>;
-    using Values = Tiles<V, 1, WARPS, BLOCKS, STAGES, false, OTHERS>;
 };
 
 /* How a block goes through rows that are `pitch` apart in memory: every THREADS-th unit, of four elements where rows are wide.
@@ -171,11 +157,11 @@ template <class C> __device__ __forceinline__ void clear_ends(float *rows, int c
 }
 
 /* s += A·Bᵀ over `width` coordinates, for the warp's rows of A and the rows of a tile. */
-template <class C, class L>
-__device__ __forceinline__ void multiply(Products<C> &s, const float *A, const float *B, int width, const L &lane)
+template <class C>
+__device__ __forceinline__ void multiply(Products<C> &s, const float *A, const float *B, int width, const Lane<C> &lane)
 {
     const float *a = A + (lane.row0 + lane.g) * C::LD + lane.t, *b = B + lane.key * C::LD + lane.t;
-#pragma unroll C::AHEAD
+#pragma unroll 4
     for (int k = 0; k < width; k += 4) {
         double x[C::M][2], y[C::P];
         TL_UNROLL_FOR (int m = 0; m < C::M; m++)
@@ -193,7 +179,7 @@ __device__ __forceinline__ void multiply(Products<C> &s, const float *A, const f
 template <class C, int FIRST, int END>
 __device__ __forceinline__ void accumulate_some(Sums<C> &sums, const Products<C> &w, const float *b)
 {
-    TL_UNROLL_FOR (int q = 0; q < C::OTHERS / 4; q++)
+    TL_UNROLL_FOR (int q = 0; q < TILE / 4; q++)
         TL_UNROLL_FOR (int n = FIRST; n < END && n < C::N; n++) {
             const double y = (double)b[4 * q * C::LD + n / 4 * 32 + n % 4 * 4];
             TL_UNROLL_FOR (int m = 0; m < C::M; m++)
@@ -267,7 +253,7 @@ __device__ __forceinline__ void arrive()
     __syncthreads();
 }
 
-/* s = A·Bᵀ for ROWS rows of A from i on and OTHERS rows of B from j on, which go through shared memory in chunks. */
+/* s = A·Bᵀ for ROWS rows of A from i on and a tile of B from j on, which go through shared memory in chunks. */
 template <class C>
 __device__ __forceinline__ void multiply_chunks(Products<C> &s, float *As, const float *A, int64_t i, int64_t n_a,
                                                 int64_t a_pitch, float *Bs, const float *B, int64_t j, int64_t n_b,
@@ -276,7 +262,7 @@ __device__ __forceinline__ void multiply_chunks(Products<C> &s, float *As, const
     for (int64_t k = 0; k < width; k += C::DP) {
         __syncthreads(); /* what was there has been used */
         copy_chunk<C, C::ROWS>(As, A, i, n_a, width, wide, k, a_pitch);
-        copy_chunk<C, C::OTHERS>(Bs, B, j, n_b, width, wide, k, b_pitch);
+        copy_chunk<C, TILE>(Bs, B, j, n_b, width, wide, k, b_pitch);
         arrive();
         multiply<C>(s, As, Bs, whole(width, k, C::DP), lane);
     }
@@ -511,16 +497,21 @@ struct Span {
     }
 };
 
-/* The thread's share of whether all of the rows of tiles from .. to - 1, of C::OTHERS of the n of member b, are finite, as far as
- * flags tell. */
+/* The thread's share of whether all of the rows of tiles from .. to - 1, of the n of member b, are finite, as far as flags tell. */
 template <class C>
 __device__ __forceinline__ bool all_finite(const uint8_t *finite, int64_t n, int64_t b, int64_t from, int64_t to)
 {
     bool yes = true;
     for (int64_t t = from + threadIdx.x; t < to; t += C::THREADS)
-        yes &= finite_rows<C::OTHERS>(finite, n, b, t * C::OTHERS);
+        yes &= finite_rows<TILE>(finite, n, b, t * TILE);
     return yes;
 }
+
+/* The passes, each compiled by itself: over queries (attention/chain_queries.cu), for the result, or for gQ and what the pass over keys
+ * needs, and over keys (attention/chain_keys.cu), for gK and gV. */
+int32_t query_pass(tl_context *ctx, const Args &a);
+int32_t query_pass_bwd(tl_context *ctx, const Args &a);
+int32_t key_pass(tl_context *ctx, const Args &a);
 
 } /* namespace chain */
 } /* namespace attention */

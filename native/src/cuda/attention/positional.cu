@@ -102,8 +102,8 @@ template <Kind KIND, bool WIDE> __global__ void __launch_bounds__(THREADS) posit
     }
 }
 
-/* A thread owns OWN neighbouring elements of a member; EVEN: the first of them is a sine. */
-template <int OWN, bool EVEN> __global__ void __launch_bounds__(THREADS) add_kernel(Positions a)
+/* A thread owns OWN neighbouring elements of a member. Where positions have an even width they begin with a sine. */
+template <int OWN> __global__ void __launch_bounds__(THREADS) add_kernel(Positions a)
 {
     constexpr int AT_ONCE = OWN == 1 ? 2 * UNROLL : UNROLL;
     tl_wait_for_earlier();
@@ -115,23 +115,16 @@ template <int OWN, bool EVEN> __global__ void __launch_bounds__(THREADS) add_ker
     float *out = a.out + b * size + (int64_t)t * OWN;
     float v[AT_ONCE][OWN], wave[OWN];
     const auto load = [&] {
-        TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
-            if (b + u >= end) break;
-            if constexpr (OWN == 4)
-                tl_load4(x + u * size, v[u]);
-            else
-                v[u][0] = x[u * size];
-        }
+        TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++)
+            if (b + u < end) tl_load(x + u * size, v[u]);
     };
     load(); /* on their way while the waves are computed */
+    float c = 0.0f, s = 0.0f;
     TL_UNROLL_FOR (int i = 0; i < OWN; i++) {
-        if (EVEN && i % 2 == 1) continue;
         uint32_t column;
         const int64_t p = a.groups.divmod(t * OWN + i, &column);
-        float c, s;
-        tl_turn((uint64_t)(a.start + p) * a.rates[column / 2], &c, &s);
-        wave[i] = EVEN || column % 2 == 0 ? s : c;
-        if (EVEN) wave[i + 1] = c;
+        if (i == 0 || column % 2 == 0) tl_turn((uint64_t)(a.start + p) * a.rates[column / 2], &c, &s);
+        wave[i] = column % 2 == 0 ? s : c;
     }
     for (;;) {
         TL_UNROLL_FOR (int u = 0; u < AT_ONCE; u++) {
@@ -268,8 +261,8 @@ extern "C" int32_t tl_cuda_sinusoidal(tl_context *ctx, const float *x, int64_t b
                                       int64_t start, float *out)
 {
     const bool wide = n * d % 4 == 0 && tl_aligned4(x) && tl_aligned4(out);
-    const auto kernel = !wide ? add_kernel<1, false> : d % 2 == 0 ? add_kernel<4, true> : add_kernel<4, false>;
-    return launch(ctx, "sinusoidal", kernel, {x, out, nullptr, batch, n, d, start}, base, d, n * d / (wide ? 4 : 1));
+    return launch(ctx, "sinusoidal", wide ? add_kernel<4> : add_kernel<1>, {x, out, nullptr, batch, n, d, start}, base,
+                  d, n * d / (wide ? 4 : 1));
 }
 
 extern "C" int32_t tl_cuda_sinusoidal_bwd(tl_context *ctx, const float *g, int64_t batch, int64_t n, int64_t d,

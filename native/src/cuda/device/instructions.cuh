@@ -25,31 +25,6 @@ static __device__ __forceinline__ float tl_max_or_nan(float a, float b)
 static __device__ __forceinline__ void tl_forget_origin(float &x) { asm volatile("" : "+f"(x)); }
 static __device__ __forceinline__ void tl_forget_origin(int &x) { asm volatile("" : "+r"(x)); }
 
-/* Barriers of some warps of a block, which meet where `threads` threads have come, whether they wait or go on: what those did before
- * that arrived is there for those that waited. Number 0 is __syncthreads(). */
-static __device__ __forceinline__ void tl_barrier_wait(int barrier, int threads)
-{
-    asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-static __device__ __forceinline__ void tl_barrier_arrive(int barrier, int threads)
-{
-#ifdef TL_RACECHECK /* compute-sanitizer's racecheck knows an order from those that wait alone, and waiting changes nothing else */
-    tl_barrier_wait(barrier, threads);
-#else
-    asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-#endif
-}
-
-/* Asks for the line of one word to be brought to L2, without waiting. */
-static __device__ __forceinline__ void tl_fetch_word_to_l2(const float *word)
-{
-#ifdef __CUDA_ARCH__
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(word)));
-#else
-    (void)word;
-#endif
-}
-
 /* Stores neighbouring floats to global memory at once, at an address that is a multiple of their size: the compiler stores them one by
  * one where it cannot tell that nothing comes between them. */
 static __device__ __forceinline__ void tl_store_at_once(float *to, const float (&y)[2])

@@ -11,14 +11,3 @@ static __device__ __forceinline__ uint32_t tl_shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
-
-static __device__ __forceinline__ float tl_load_shared(uint32_t address)
-{
-    float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
-    return x;
-}
-static __device__ __forceinline__ void tl_store_shared(uint32_t address, float x)
-{
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
-}

@@ -1,4 +1,4 @@
-/* Places of the k largest or smallest elements on CUDA: of short rows lanes of a warp sort them, or keep the first; of long ones a
+/* Places of the k largest or smallest elements on CUDA: of short rows lanes of a warp sort all; of long ones a
  * block keeps a list of candidates (long_top.cu), and for a long list all are sorted (sorted_top.cu). formula/order.h gives every
  * element of a row a rank of its own, so they are the same whatever looks at which part of the row. */
 #include "cuda/index/long_top.cuh"
@@ -23,31 +23,24 @@ __device__ __forceinline__ void exchange(rank_t &first, rank_t &second)
     first = larger;
 }
 
-/* A bitonic list of K ranks, from v[0] on, falls. */
-template <int K, int E> __device__ __forceinline__ void order_bitonic(rank_t (&v)[E], int from)
+/* Every `size` neighbours of v, which are bitonic, fall. */
+template <int E> __device__ __forceinline__ void order_bitonic(rank_t (&v)[E], int size)
 {
-    TL_UNROLL_FOR (int step = K / 2; step > 0; step /= 2)
-        TL_UNROLL_FOR (int e = 0; e < K; e++)
-            if (!(e & step)) exchange(v[from + e], v[from + e + step]);
-}
-
-/* Every K neighbours of v fall. (Bitonic merges: of two falling lists, the second read backwards.) */
-template <int K, int E> __device__ __forceinline__ void sort_runs(rank_t (&v)[E])
-{
-    TL_UNROLL_FOR (int run = 2; run <= K; run *= 2) {
+    TL_UNROLL_FOR (int step = size / 2; step > 0; step /= 2)
         TL_UNROLL_FOR (int e = 0; e < E; e++)
-            if ((e & (run - 1)) < run / 2) exchange(v[e], v[e ^ (run - 1)]);
-        TL_UNROLL_FOR (int step = run / 4; step > 0; step /= 2)
-            TL_UNROLL_FOR (int e = 0; e < E; e++)
-                if (!(e & step)) exchange(v[e], v[e + step]);
-    }
+            if (!(e & step)) exchange(v[e], v[e + step]);
 }
 
 /* W lanes sort their W·E ranks: lane l ends with those at E·l .. E·l + E - 1 of the falling list. */
 template <int W, int E> __device__ __forceinline__ void sort_team(rank_t (&v)[E])
 {
     const uint32_t lane = threadIdx.x % W;
-    sort_runs<E>(v);
+    TL_UNROLL_FOR (int run = 2; run <= E;
+                   run *= 2) { /* bitonic merges: of two falling lists, the second read backwards */
+        TL_UNROLL_FOR (int e = 0; e < E; e++)
+            if ((e & (run - 1)) < run / 2) exchange(v[e], v[e ^ (run - 1)]);
+        order_bitonic(v, run / 2);
+    }
     TL_UNROLL_FOR (int lanes = 2; lanes <= W; lanes *= 2) {
         const bool first = !(lane & lanes / 2);
         TL_UNROLL_FOR (int e = 0; e < E / 2; e++) { /* with the list of the other lanes, read backwards */
@@ -62,38 +55,18 @@ template <int W, int E> __device__ __forceinline__ void sort_team(rank_t (&v)[E]
                 v[e] = (v[e] > a) == larger ? v[e] : a;
             }
         }
-        order_bitonic<E>(v, 0);
+        order_bitonic(v, E);
     }
 }
 
-/* v[0] .. v[K - 1] of all W lanes become the K largest of their W·E ranks, falling. */
-template <int W, int E, int K> __device__ __forceinline__ void keep_largest(rank_t (&v)[E])
-{
-    sort_runs<K>(v);
-    TL_UNROLL_FOR (int span = K; span < E; span *= 2)
-        TL_UNROLL_FOR (int from = 0; from < E; from += K) {
-            if (from % (2 * span) != 0) continue;
-            TL_UNROLL_FOR (int e = 0; e < K; e++)
-                v[from + e] = max(v[from + e], v[from + span + K - 1 - e]);
-            order_bitonic<K>(v, from);
-        }
-    TL_UNROLL_FOR (int step = 1; step < W; step *= 2) {
-        rank_t other[K];
-        TL_UNROLL_FOR (int e = 0; e < K; e++)
-            other[e] = __shfl_xor_sync(~0u, v[K - 1 - e], step);
-        TL_UNROLL_FOR (int e = 0; e < K; e++)
-            v[e] = max(v[e], other[e]);
-        order_bitonic<K>(v, 0);
-    }
-}
-
-/* W neighbouring lanes own a row of up to W·E elements, which lie `inner` apart, and find up to K of them, or with K = 0 sort
- * them all. */
-template <int W, int E, int K>
+/* W neighbouring lanes own a row of up to W·E elements, which lie `inner` apart, and sort them. They hold neighbours of the list: written
+ * through shared memory, neighbouring lanes write them. */
+template <int W, int E>
 __global__ void __launch_bounds__(TEAM_THREADS)
     team_top_kernel(const float *__restrict__ x, int64_t rows, int64_t n, int64_t inner, int64_t k, int smallest,
                     uint32_t *__restrict__ out)
 {
+    __shared__ uint32_t places[TEAM_THREADS * (E + 1)];
     const uint32_t lane = threadIdx.x % W;
     const int64_t own = (int64_t)blockIdx.x * (TEAM_THREADS / W) + threadIdx.x / W;
     const int64_t row = own < rows ? own : rows - 1; /* all lanes take part in the shuffles */
@@ -104,33 +77,21 @@ __global__ void __launch_bounds__(TEAM_THREADS)
         const uint32_t i = lane + W * e;
         v[e] = i < n ? tl_rank(x[i * inner], i, smallest, 0) : 0;
     }
-    if constexpr (K > 0) {
-        keep_largest<W, E, K>(v);
-        if (own >= rows) return;
-        TL_UNROLL_FOR (int e = 0; e < K; e++)
-            if (e % W == lane && e < k) out[e * inner] = tl_rank_place(v[e]);
-    } else {
-        /* Lanes hold neighbours of the list: written through shared memory, neighbouring lanes write them. */
-        __shared__ uint32_t places[TEAM_THREADS * (E + 1)];
-        sort_team<W, E>(v);
-        TL_UNROLL_FOR (int e = 0; e < E; e++)
-            places[threadIdx.x * (E + 1) + e] = tl_rank_place(v[e]);
-        __syncwarp();
-        if (own >= rows) return;
-        for (uint32_t j = lane; j < k; j += W)
-            out[j * inner] = places[(threadIdx.x - lane + j / E) * (E + 1) + j % E];
-    }
+    sort_team<W, E>(v);
+    TL_UNROLL_FOR (int e = 0; e < E; e++)
+        places[threadIdx.x * (E + 1) + e] = tl_rank_place(v[e]);
+    __syncwarp();
+    if (own >= rows) return;
+    for (uint32_t j = lane; j < k; j += W)
+        out[j * inner] = places[(threadIdx.x - lane + j / E) * (E + 1) + j % E];
 }
 
 template <int W, int E>
 int32_t team_top(tl_context *ctx, const float *x, int64_t rows, int64_t n, int64_t inner, int64_t k, int smallest,
                  uint32_t *out)
 {
-    const auto kernel = k <= 2   ? team_top_kernel<W, E, 2>
-                        : k <= 8 ? team_top_kernel<W, E, 8>
-                                 : team_top_kernel<W, E, 0>;
-    return tl_launch(ctx, "topk", kernel, tl_grid(rows, TEAM_THREADS / W), TEAM_THREADS, x, rows, n, inner, k, smallest,
-                     out);
+    return tl_launch(ctx, "topk", team_top_kernel<W, E>, tl_grid(rows, TEAM_THREADS / W), TEAM_THREADS, x, rows, n,
+                     inner, k, smallest, out);
 }
 
 } /* namespace */

@@ -4,7 +4,6 @@
 
 #include "cuda/device/division.cuh"
 #include "cuda/device/instructions.cuh"
-#include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "formula/exact.h"
 #include "formula/order.h"
@@ -15,12 +14,12 @@ namespace {
 typedef unsigned long long rank_t;
 
 constexpr int THREADS = 256;
-constexpr int64_t SHORT_SLICE = 1024; /* elements for lanes of one warp */
-constexpr int64_t SHORT_COLUMN = 32;  /* for one thread */
-constexpr int64_t NARROW = 16;        /* columns of which one thread each would read far apart */
-constexpr uint32_t MOST_COLUMNS = 32; /* of a block: 128 neighbouring bytes */
-constexpr int AT_ONCE = 8, QUADS = 4; /* elements, or quadruples of them, that a thread loads at once */
-constexpr int64_t BATCH = 4 * (int64_t)THREADS * QUADS; /* elements of a row that a block loads at once */
+constexpr int64_t SHORT_SLICE = 1024;                     /* elements for lanes of one warp */
+constexpr int64_t SHORT_COLUMN = 32;                      /* for one thread */
+constexpr int64_t NARROW = 16;                            /* columns of which one thread each would read far apart */
+constexpr uint32_t MOST_COLUMNS = 32;                     /* of a block: 128 neighbouring bytes */
+constexpr int AT_ONCE = 8;                                /* elements that a thread loads at once */
+constexpr int64_t BATCH = 2 * (int64_t)THREADS * AT_ONCE; /* elements of a row that a block loads in two turns */
 constexpr int64_t ENOUGH = 64, LEAST = 16;  /* elements of a thread that are worth parts of the axis; of a part */
 constexpr int64_t LARGE = (int64_t)1 << 24; /* elements that take several blocks' time anyway */
 constexpr int64_t WAVE = 8, WAVES = 4; /* blocks that a multiprocessor holds; how often, so that the last are few */
@@ -33,14 +32,6 @@ struct arg_axis {
     int64_t rows, n, inner, part, parts;
     int smallest;
 };
-
-/* The largest rank of the warp's lanes. */
-__device__ __forceinline__ rank_t warp_max(rank_t best)
-{
-    for (int s = 16; s > 0; s /= 2)
-        best = max(best, __shfl_xor_sync(~0u, best, s));
-    return best;
-}
 
 /* A thread owns an output. */
 __global__ void __launch_bounds__(THREADS) short_columns_kernel(arg_axis a, tl_fastdiv inner)
@@ -143,86 +134,6 @@ template <bool SMALLEST> struct leader {
     __device__ __forceinline__ bool is(float x) const { return x == best || (best != best && x != x); }
 };
 
-/* The result at `at` of part blockIdx.y, from the rank of its batch and its place in the row. */
-__device__ __forceinline__ void finish(const arg_axis &a, int64_t at, rank_t rank, uint32_t place)
-{
-    if (a.best)
-        a.best[at * a.parts + blockIdx.y] = tl_rank_of((uint32_t)(rank >> 32), place);
-    else
-        a.out[at] = place;
-}
-
-/* A part of a row: the `count` elements at x, which begin anywhere. It is read by quadruples that begin on 16 bytes; quadruple 0
- * begins `shift` elements before x. A batch of a thread is QUADS of them, THREADS apart. */
-template <bool SMALLEST> struct part_of_row {
-    const float *x;
-    int count, shift;
-
-    /* Where element j of quadruple u of the thread's batch stands. */
-    __device__ __forceinline__ int index(int batch, int u, int j) const
-    {
-        return 4 * (batch + u * THREADS + (int)threadIdx.x) + j - shift;
-    }
-    __device__ __forceinline__ bool inside(int i) const { return i >= 0 && i < count; }
-    /* The batch of the quadruples from `batch` on. Of the first and the last quadruple neutral elements stand for those outside. */
-    __device__ __forceinline__ void load(float (&y)[QUADS][4], int batch) const
-    {
-        if (batch > 0 && 4 * (batch + QUADS * THREADS) - shift <= count) {
-            TL_UNROLL_FOR (int u = 0; u < QUADS; u++)
-                tl_load4(x + index(batch, u, 0), y[u]);
-            return;
-        }
-        TL_UNROLL_FOR (int u = 0; u < QUADS; u++) {
-            const int i = index(batch, u, 0);
-            if (i >= 0 && i + 4 <= count) {
-                tl_load4(x + i, y[u]);
-            } else {
-                TL_UNROLL_FOR (int j = 0; j < 4; j++)
-                    y[u][j] = inside(i + j) ? x[i + j] : NEUTRAL<SMALLEST>;
-            }
-        }
-    }
-};
-
-/* A block owns part blockIdx.y of row blockIdx.x. With the blocks that a multiprocessor holds, three times the bytes are in flight
- * that its share of the memory's rate asks for. */
-template <bool SMALLEST> __global__ void __launch_bounds__(THREADS) long_rows_kernel(arg_axis a)
-{
-    __shared__ rank_t ranks[THREADS / 32];
-    __shared__ uint32_t place;
-    const int t = (int)threadIdx.x;
-    const int64_t from = blockIdx.y * a.part;
-    part_of_row<SMALLEST> part = {a.x + (blockIdx.x * a.n + from), (int)min(a.part, a.n - from), 0};
-    part.shift = (int)((uintptr_t)part.x / sizeof(float) % 4);
-    leader<SMALLEST> lead;
-    float y[QUADS][4];
-    for (int batch = 0; 4 * batch - part.shift < part.count; batch += THREADS * QUADS) {
-        part.load(y, batch);
-        float extreme = y[0][0];
-        TL_UNROLL_FOR (int e = 1; e < 4 * QUADS; e++)
-            extreme = extreme_of<SMALLEST>(extreme, y[e / 4][e % 4]);
-        lead.take(extreme, (uint32_t)batch);
-    }
-    if (t == 0) place = UINT32_MAX;
-    const rank_t own = lead.rank();
-    rank_t rank = warp_max(own);
-    if (t % 32 == 0) ranks[t / 32] = rank;
-    __syncthreads();
-    TL_UNROLL_FOR (int w = 0; w < THREADS / 32; w++)
-        rank = max(rank, ranks[w]);
-    if (own == rank) {
-        part.load(y, (int)lead.batch);
-        int found = -1;
-        TL_UNROLL_FOR (int e = 4 * QUADS - 1; e >= 0; e--) {
-            const int i = part.index((int)lead.batch, e / 4, e % 4);
-            if (part.inside(i) && lead.is(y[e / 4][e % 4])) found = i;
-        }
-        if (found >= 0) atomicMin(&place, (uint32_t)from + (uint32_t)found);
-    }
-    __syncthreads();
-    if (t == 0) finish(a, blockIdx.x, rank, place);
-}
-
 /* A block owns `columns` neighbouring columns of one outer array, a group, and part blockIdx.y of their axis; a thread has every
  * (THREADS / columns)-th element of one of them, AT_ONCE in a batch, so that neighbours read neighbours. */
 template <bool SMALLEST>
@@ -272,7 +183,12 @@ __global__ void __launch_bounds__(THREADS) columns_kernel(arg_axis a, uint32_t c
         atomicMin(&places[own], (uint32_t)(from + row + (int64_t)first * deep));
     }
     __syncthreads();
-    if (row == 0 && works) finish(a, o * a.inner + c, rank, places[own]);
+    if (row > 0 || !works) return;
+    const int64_t at = o * a.inner + c;
+    if (a.best)
+        a.best[at * a.parts + blockIdx.y] = tl_rank_of((uint32_t)(rank >> 32), places[own]);
+    else
+        a.out[at] = places[own];
 }
 
 /* A warp owns an output. */
@@ -285,7 +201,8 @@ __global__ void __launch_bounds__(THREADS) best_part_kernel(arg_axis a)
 #pragma unroll 4
     for (int64_t p = threadIdx.x % 32; p < a.parts; p += 32)
         best = max(best, a.best[row * a.parts + p]);
-    best = warp_max(best);
+    for (int s = 16; s > 0; s /= 2)
+        best = max(best, __shfl_xor_sync(~0u, best, s));
     if (threadIdx.x % 32 == 0) a.out[row] = tl_rank_place(best);
 }
 
@@ -325,7 +242,7 @@ int32_t argument(tl_context *ctx, const char *name, const float *x, int64_t oute
     const int64_t waves = std::min(std::max<int64_t>((blocks - 1) / resident, 1), WAVES);
     if (n <= SHORT_COLUMN ? inner >= NARROW : inner >= MOST_COLUMNS && n <= SHORT_COLUMN * waves)
         return tl_launch(ctx, name, short_columns_kernel, tl_grid(a.rows, THREADS), THREADS, a, tl_fastdiv(inner));
-    /* A warp takes about as long for half of what a block loads at once as a wave of blocks, which wait for each other as well. */
+    /* A warp takes about as long for what a block loads at once as a wave of blocks, which wait for each other as well. */
     const bool is_short = n * inner <= SHORT_SLICE ||
                           (n * inner <= BATCH && n * inner <= BATCH / 2 * ((outer - 1) / resident));
     if (inner < MOST_COLUMNS && is_short) return launch_slices(ctx, name, a, outer);
@@ -338,10 +255,8 @@ int32_t argument(tl_context *ctx, const char *name, const float *x, int64_t oute
         a.best = best;
     }
     const dim3 grid(tl_grid(blocks, 1), (unsigned)a.parts);
-    TL_TRY(inner == 1
-               ? tl_launch(ctx, name, smallest ? long_rows_kernel<true> : long_rows_kernel<false>, grid, THREADS, a)
-               : tl_launch(ctx, name, smallest ? columns_kernel<true> : columns_kernel<false>, grid, THREADS, a,
-                           columns, tl_fastdiv(groups)));
+    TL_TRY(tl_launch(ctx, name, smallest ? columns_kernel<true> : columns_kernel<false>, grid, THREADS, a, columns,
+                     tl_fastdiv(groups)));
     if (a.parts == 1) return TORCHLEAN_OK;
     return tl_launch_ahead(ctx, name, best_part_kernel, tl_grid(a.rows, THREADS / 32), THREADS, 0, a);
 }

@@ -57,15 +57,7 @@ int32_t take(tl_context *ctx, const char *name, const float *x, const uint32_t *
                      tl_axis_indices::make(indices, n, inner, io, k, ii), out, total, streaming);
 }
 
-/* Rows from indices on the host or the device, and sums into them. */
-int32_t gather(tl_context *ctx, const char *name, const float *table, const uint32_t *indices, int64_t rows,
-               int64_t cols, int64_t k, float *out)
-{
-    tl_scratch<uint32_t> list(ctx);
-    TL_TRY(list.stage(indices, k));
-    return take(ctx, name, table, list, 1, rows, cols, 1, k, 1, out);
-}
-
+/* Sums into rows from indices on the host or the device. */
 int32_t scatter_rows(tl_context *ctx, const char *name, const float *base, const float *values, const uint32_t *indices,
                      int64_t rows, int64_t cols, int64_t k, float *out)
 {
@@ -90,7 +82,9 @@ __global__ void __launch_bounds__(THREADS)
 extern "C" int32_t tl_cuda_gather_rows(tl_context *ctx, const float *mat, const uint32_t *indices, int64_t rows,
                                        int64_t cols, int64_t k, float *out)
 {
-    return gather(ctx, "gather_rows", mat, indices, rows, cols, k, out);
+    tl_scratch<uint32_t> list(ctx);
+    TL_TRY(list.stage(indices, k));
+    return take(ctx, "gather_rows", mat, list, 1, rows, cols, 1, k, 1, out);
 }
 
 extern "C" int32_t tl_cuda_gather_rows_bwd(tl_context *ctx, const uint32_t *indices, const float *g, int64_t rows,

@@ -74,15 +74,6 @@ __device__ __forceinline__ void add_warps(const GemvArgs &args, const Place &pla
     store<F>(args, place, first + r, f, total);
 }
 
-/* V neighbouring elements; V = 4: of 16 aligned bytes. */
-template <int V> __device__ __forceinline__ void load(const float *from, float (&x)[V])
-{
-    if constexpr (V == 4)
-        tl_load4(from, x);
-    else
-        x[0] = *from;
-}
-
 /* The elements of V neighbouring terms of all vectors. */
 template <int F, int V>
 __device__ __forceinline__ void load_vectors(const GemvArgs &args, const float *first, float (&y)[F][V])
@@ -96,7 +87,7 @@ __device__ __forceinline__ void load_vectors(const GemvArgs &args, const float *
                 y[f][e] = both[e * F + f];
     } else {
         TL_UNROLL_FOR (int f = 0; f < F; f++)
-            load<V>(first + f * args.vector, y[f]);
+            tl_load(first + f * args.vector, y[f]);
     }
 }
 
@@ -146,7 +137,7 @@ __global__ void __launch_bounds__(32 * ALONG_WARPS, ALONG_BLOCKS<F, V, R>)
             TL_UNROLL_FOR (int r = 0; r < R; r++) {
                 TL_UNROLL_FOR (int e = 0; e < V; e++)
                     x[r][u][e] = 0.0f;
-                if (u * apart < left) load<V>(from[r] + u * apart, x[r][u]);
+                if (u * apart < left) tl_load(from[r] + u * apart, x[r][u]);
             }
         TL_UNROLL_FOR (int u = 0; u < U; u++) {
             float y[F][V] = {};
@@ -216,7 +207,7 @@ __global__ void __launch_bounds__(32 * ACROSS_WARPS, ACROSS_BLOCKS<F, V>)
         TL_UNROLL_FOR (int u = 0; u < U; u++, from += STEP * args.rows) {
             TL_UNROLL_FOR (int e = 0; e < V; e++)
                 x[u][e] = 0.0f;
-            if (u * STEP < left) load<V>(from, x[u]);
+            if (u * STEP < left) tl_load(from, x[u]);
         }
         const float *of = vectors + k * args.term;
         TL_UNROLL_FOR (int u0 = 0; u0 < U; u0 += W) {

@@ -30,8 +30,8 @@ template <int BM_, int BN_, int ROWS_, int COLS_, int BLOCKS_> struct Tile {
     static constexpr int BM = BM_, BN = BN_, ROWS = ROWS_, COLS = COLS_, BLOCKS = BLOCKS_;
     static constexpr int THREADS = 32 * ROWS * COLS, M = BM / ROWS / 16, N = BN / COLS / 8;
     static constexpr int UNROLL = BLOCKS > 1 && M > 1 ? 2 : 4; /* bound by registers */
-    static constexpr int ACROSS = M > 1 ? 4
-                                        : 2; /* neighbouring rows that a lane reads of an A whose rows lie across k */
+    /* neighbouring rows that a lane reads of an A whose rows lie across k */
+    static constexpr int ACROSS = M > 1 ? 4 : 2;
     /* without tensor cores: rows ty + TY·i and columns tx + TX·j */
     static constexpr int TX = 16, TY = THREADS / TX, RM = BM / TY, RN = BN / TX;
     static_assert((M == 1 || M % 2 == 0) && N % 4 == 0, "ownership");
@@ -140,25 +140,17 @@ __device__ __forceinline__ void multiply_step(float (&part)[T::M][T::N][4], cons
         TL_UNROLL_FOR (int q = q0; q < q0 + T::UNROLL; q++) {
             uint32_t ahi[T::M][4], alo[T::M][4], bhi[T::N][2], blo[T::N][2];
             const int k = 4 * q;
-            if constexpr (TA && T::ACROSS == 2) {
-                const float2 x = *reinterpret_cast<const float2 *>(a + k * A_PITCH);
-                const float2 y = *reinterpret_cast<const float2 *>(a + (k + 1) * A_PITCH);
-                tl_split(x.x, ahi[0][0], alo[0][0]);
-                tl_split(x.y, ahi[0][1], alo[0][1]);
-                tl_split(y.x, ahi[0][2], alo[0][2]);
-                tl_split(y.y, ahi[0][3], alo[0][3]);
-            } else if constexpr (TA) {
-                TL_UNROLL_FOR (int u = 0; u < T::M / 2; u++) {
-                    const float4 x = tl_load4(a + k * A_PITCH + 32 * u), y = tl_load4(a + (k + 1) * A_PITCH + 32 * u);
-                    tl_split(x.x, ahi[2 * u][0], alo[2 * u][0]);
-                    tl_split(x.y, ahi[2 * u][1], alo[2 * u][1]);
-                    tl_split(y.x, ahi[2 * u][2], alo[2 * u][2]);
-                    tl_split(y.y, ahi[2 * u][3], alo[2 * u][3]);
-                    tl_split(x.z, ahi[2 * u + 1][0], alo[2 * u + 1][0]);
-                    tl_split(x.w, ahi[2 * u + 1][1], alo[2 * u + 1][1]);
-                    tl_split(y.z, ahi[2 * u + 1][2], alo[2 * u + 1][2]);
-                    tl_split(y.w, ahi[2 * u + 1][3], alo[2 * u + 1][3]);
-                }
+            if constexpr (TA) {
+                constexpr int A = T::ACROSS;
+                TL_UNROLL_FOR (int u = 0; u < 2 * T::M / A; u++)
+                    TL_UNROLL_FOR (int e = 0; e < 2; e++) {
+                        float x[A];
+                        tl_load(a + (k + e) * A_PITCH + 32 * u, x);
+                        TL_UNROLL_FOR (int i = 0; i < A; i++) {
+                            const int m = (A * u + i) / 2;
+                            tl_split(x[i], ahi[m][2 * e + i % 2], alo[m][2 * e + i % 2]);
+                        }
+                    }
             } else {
                 TL_UNROLL_FOR (int m = 0; m < T::M; m++)
                     TL_UNROLL_FOR (int e = 0; e < 2; e++) {
@@ -174,17 +166,13 @@ __device__ __forceinline__ void multiply_step(float (&part)[T::M][T::N][4], cons
                     tl_split(y.y, bhi[n][1], blo[n][1]);
                 }
             } else {
-                TL_UNROLL_FOR (int u = 0; u < T::N / 4; u++) {
-                    const float4 x = tl_load4(b + k * B_PITCH + 32 * u), y = tl_load4(b + (k + 1) * B_PITCH + 32 * u);
-                    tl_split(x.x, bhi[4 * u][0], blo[4 * u][0]);
-                    tl_split(x.y, bhi[4 * u + 1][0], blo[4 * u + 1][0]);
-                    tl_split(x.z, bhi[4 * u + 2][0], blo[4 * u + 2][0]);
-                    tl_split(x.w, bhi[4 * u + 3][0], blo[4 * u + 3][0]);
-                    tl_split(y.x, bhi[4 * u][1], blo[4 * u][1]);
-                    tl_split(y.y, bhi[4 * u + 1][1], blo[4 * u + 1][1]);
-                    tl_split(y.z, bhi[4 * u + 2][1], blo[4 * u + 2][1]);
-                    tl_split(y.w, bhi[4 * u + 3][1], blo[4 * u + 3][1]);
-                }
+                TL_UNROLL_FOR (int u = 0; u < T::N / 4; u++)
+                    TL_UNROLL_FOR (int e = 0; e < 2; e++) {
+                        float y[4];
+                        tl_load(b + (k + e) * B_PITCH + 32 * u, y);
+                        TL_UNROLL_FOR (int i = 0; i < 4; i++)
+                            tl_split(y[i], bhi[4 * u + i][e], blo[4 * u + i][e]);
+                    }
             }
             tl_mma_split(part, ahi, alo, bhi, blo);
         }

@@ -4,7 +4,7 @@
  * What a cell takes from a window follows from a note on the window: the winner's cell and its prize (maximum), p and
  * g/Σ (smooth maximum), or g itself (average). Two ways to the notes:
  *
- *   tiles    two axes, windows that reach little beyond a tile: a block owns 16 by 64 cells, takes the notes of all
+ *   tiles    two axes, windows of 2 or 3 cells a side: a block owns 16 by 64 cells, takes the notes of all
  *            windows that meet them into shared memory and gathers from there; the notes never leave the chip. The
  *            average gathers from g itself
  *   notes, gather    anything else: one kernel writes every window's note to scratch, the next gathers; the average's
@@ -125,11 +125,7 @@ __global__ void __launch_bounds__(THREADS)
     float sum[4];
     TL_UNROLL_FOR (int e = 0; e < 4; e++)
         sum[e] = i + e < n ? gather_cell<KIND, R>(x, note, g, v, (uint32_t)(i + e)) : 0.0f;
-    if (i + 4 <= n)
-        tl_store4(gx + i, sum);
-    else
-        for (int e = 0; i + e < n; e++)
-            gx[i + e] = sum[e];
+    tl_store4(gx + i, sum, n - i);
 }
 
 template <int KIND, int R>
@@ -148,57 +144,45 @@ int32_t two_kernels(tl_context *ctx, const float *x, const float *g, const tl_po
 
 constexpr int TILE_H = 16, TILE_W = 64;
 
-/* Windows that can meet `cells` neighbouring cells. */
-__host__ __device__ constexpr int64_t windows_over(int64_t cells, int64_t k, int64_t s)
+/* Windows of K cells, S apart, that can meet `cells` neighbouring cells. */
+template <int K, int S> __host__ __device__ constexpr int windows_over(int cells)
 {
-    return (cells - 1 + k - 1) / s + 1;
+    return (cells - 1 + K - 1) / S + 1;
 }
 
 /* All sizes fit 31 bits with room for a tile. */
 struct tile_shape {
-    int h, w, out_h, out_w, k_h, k_w, s_h, s_w, p_h, p_w;
-    tl_fastdiv by_h, by_w; /* strides */
+    int h, w, out_h, out_w, p_h, p_w;
     int64_t plane, windows, kernel;
     tl_fastdiv across, down; /* tiles of a plane */
-    tl_fastdiv pitch;        /* notes per row of windows */
-    int rows;                /* rows of windows */
     float beta;
 };
 
 /* First window that meets cell c of an axis, and the one after the last. */
-template <int S> __device__ __forceinline__ int first_meeting(int c, int k, int p, const tl_fastdiv &by)
+template <int K, int S> __device__ __forceinline__ int first_meeting(int c, int p)
 {
-    const int before = c + p - k;
-    return before < 0 ? 0 : 1 + (int)(S ? (unsigned)before / S : by.div((uint32_t)before));
+    const int before = c + p - K;
+    return before < 0 ? 0 : 1 + (int)((unsigned)before / S);
+}
+template <int S> __device__ __forceinline__ int last_meeting(int c, int p, int out)
+{
+    return min(1 + (int)((unsigned)(c + p) / S), out);
 }
 
-template <int S> __device__ __forceinline__ int last_meeting(int c, int p, int out, const tl_fastdiv &by)
-{
-    const int last = 1 + (int)(S ? (unsigned)(c + p) / S : by.div((uint32_t)(c + p)));
-    return min(last, out);
-}
-
-/* Visits the cells of the window whose first cell is (y, x), padded ones left out, and returns their number. Small
- * windows are read at once and visited afterwards. */
+/* Visits the cells of the window whose first cell is (y, x), padded ones left out, and returns their number: they are read at once and
+ * visited afterwards. */
 template <int K, class Visit>
 __device__ __forceinline__ int visit_cells(const tile_shape &v, int y, int x, const float *plane, Visit visit)
 {
-    const int y0 = max(y, 0), x0 = max(x, 0), y1 = min(y + v.k_h, v.h), x1 = min(x + v.k_w, v.w);
-    if constexpr (K != 0) {
-        float value[K][K];
-        TL_UNROLL_FOR (int a = 0; a < K; a++)
-            TL_UNROLL_FOR (int b = 0; b < K; b++)
-                value[a][b] = y + a >= y0 && y + a < y1 && x + b >= x0 && x + b < x1
-                                  ? plane[(int64_t)(y + a) * v.w + (x + b)]
-                                  : 0.0f;
-        TL_UNROLL_FOR (int a = 0; a < K; a++)
-            TL_UNROLL_FOR (int b = 0; b < K; b++)
-                if (y + a >= y0 && y + a < y1 && x + b >= x0 && x + b < x1) visit(value[a][b], (y + a) * v.w + (x + b));
-    } else {
-        for (int a = y0; a < y1; a++)
-            for (int b = x0; b < x1; b++)
-                visit(plane[(int64_t)a * v.w + b], a * v.w + b);
-    }
+    const int y0 = max(y, 0), x0 = max(x, 0), y1 = min(y + K, v.h), x1 = min(x + K, v.w);
+    float value[K][K];
+    TL_UNROLL_FOR (int a = 0; a < K; a++)
+        TL_UNROLL_FOR (int b = 0; b < K; b++)
+            value[a][b] =
+                y + a >= y0 && y + a < y1 && x + b >= x0 && x + b < x1 ? plane[(int64_t)(y + a) * v.w + (x + b)] : 0.0f;
+    TL_UNROLL_FOR (int a = 0; a < K; a++)
+        TL_UNROLL_FOR (int b = 0; b < K; b++)
+            if (y + a >= y0 && y + a < y1 && x + b >= x0 && x + b < x1) visit(value[a][b], (y + a) * v.w + (x + b));
     return (y1 - y0) * (x1 - x0);
 }
 
@@ -222,47 +206,45 @@ __device__ __forceinline__ float2 tile_note(const tile_shape &v, int y, int x, c
 }
 
 /* Block (channel, ty, tx) of 256 threads; thread t owns the cells of row t/16, columns 4·(t%16) to 4·(t%16) + 3 of the
- * tile, and every 256th window. K, S: kernel and stride where they are small and square, else 0. */
+ * tile, and every 256th window. */
 template <int KIND, int K, int S>
 __global__ void __launch_bounds__(THREADS)
     tiles(const float *__restrict__ x, const float *__restrict__ g, tile_shape v, float *__restrict__ gx)
 {
-    TL_DYNAMIC_SHARED(float2, note);
-    constexpr int PITCH = K ? (int)windows_over(TILE_W, K, S ? S : 1) : 0;
-    const int pitch = K ? PITCH : (int)v.pitch.divisor;
-    if (K) v.k_h = v.k_w = K, v.s_h = v.s_w = S;
+    constexpr int PITCH = windows_over<K, S>(TILE_W),
+                  NOTES = KIND == TL_POOL_MEAN ? 1 : windows_over<K, S>(TILE_H) * PITCH;
+    static_assert(NOTES * S * S <= 2 * TILE_H * TILE_W, "windows across borders, which both tiles compute");
+    __shared__ float2 note[NOTES];
     uint32_t tx, ty;
     const int64_t channel = v.down.divmod(v.across.divmod(blockIdx.x, &tx), &ty);
     const int t = (int)threadIdx.x, top = (int)ty * TILE_H, left = (int)tx * TILE_W;
-    const int y0 = first_meeting<S>(top, v.k_h, v.p_h, v.by_h), x0 = first_meeting<S>(left, v.k_w, v.p_w, v.by_w);
+    const int y0 = first_meeting<K, S>(top, v.p_h), x0 = first_meeting<K, S>(left, v.p_w);
     const float *plane = x + channel * v.plane, *cotangent = g + channel * v.windows;
-    for (int i = t; KIND != TL_POOL_MEAN && i < pitch * v.rows; i += THREADS) {
-        const int a = K ? i / (K ? PITCH : 1) : (int)v.pitch.div((uint32_t)i), y = y0 + a, b = x0 + (i - a * pitch);
+    for (int i = t; KIND != TL_POOL_MEAN && i < NOTES; i += THREADS) {
+        const int y = y0 + i / PITCH, b = x0 + i % PITCH;
         if (y < v.out_h && b < v.out_w)
-            note[i] =
-                tile_note<KIND, K>(v, y * v.s_h - v.p_h, b * v.s_w - v.p_w, plane, cotangent[(int64_t)y * v.out_w + b]);
+            note[i] = tile_note<KIND, K>(v, y * S - v.p_h, b * S - v.p_w, plane, cotangent[(int64_t)y * v.out_w + b]);
     }
     __syncthreads();
     const int row = top + t / (TILE_W / 4), column = left + 4 * (t % (TILE_W / 4));
     if (row >= v.h || column >= v.w) return;
-    const int from = first_meeting<S>(row, v.k_h, v.p_h, v.by_h), to = last_meeting<S>(row, v.p_h, v.out_h, v.by_h);
+    const int from = first_meeting<K, S>(row, v.p_h), to = last_meeting<S>(row, v.p_h, v.out_h);
     const int64_t flat = (int64_t)row * v.w + column;
     float sum[4];
     TL_UNROLL_FOR (int e = 0; e < 4; e++) {
         sum[e] = 0.0f;
         if (column + e >= v.w) continue;
-        const int low = first_meeting<S>(column + e, v.k_w, v.p_w, v.by_w);
-        const int end = last_meeting<S>(column + e, v.p_w, v.out_w, v.by_w);
+        const int low = first_meeting<K, S>(column + e, v.p_w), end = last_meeting<S>(column + e, v.p_w, v.out_w);
         const float value = KIND == TL_POOL_SMOOTH ? plane[flat + e] : 0.0f;
         for (int a = from; a < to; a++)
             for (int b = low; b < end; b++) {
                 if constexpr (KIND == TL_POOL_MEAN)
                     sum[e] += cotangent[(int64_t)a * v.out_w + b];
                 else
-                    sum[e] = take_share<KIND>(sum[e], note[(a - y0) * pitch + (b - x0)], (uint32_t)(flat + e), value,
+                    sum[e] = take_share<KIND>(sum[e], note[(a - y0) * PITCH + (b - x0)], (uint32_t)(flat + e), value,
                                               v.beta);
             }
-        if (KIND == TL_POOL_MEAN) sum[e] = tl_per_count(sum[e], v.kernel);
+        if (KIND == TL_POOL_MEAN) sum[e] = tl_per_count(sum[e], K * K);
     }
     float *out = gx + channel * v.plane + flat;
     if (v.w % 4 == 0)
@@ -277,38 +259,28 @@ int32_t launch_tiles(tl_context *ctx, const float *x, const float *g, const tl_p
 {
     tile_shape s = {};
     s.h = (int)v.n[0], s.w = (int)v.n[1], s.out_h = (int)v.o[0], s.out_w = (int)v.o[1];
-    s.k_h = (int)v.k[0], s.k_w = (int)v.k[1], s.s_h = (int)v.s[0], s.s_w = (int)v.s[1];
-    s.p_h = (int)v.p[0], s.p_w = (int)v.p[1], s.by_h = v.by_s[0], s.by_w = v.by_s[1];
-    s.plane = v.plane, s.windows = v.windows, s.kernel = v.kernel, s.beta = v.beta;
+    s.p_h = (int)v.p[0], s.p_w = (int)v.p[1], s.plane = v.plane, s.windows = v.windows, s.kernel = v.kernel;
+    s.beta = v.beta;
     s.across = tl_fastdiv((uint64_t)tl_ceil_div(v.n[1], TILE_W));
     s.down = tl_fastdiv((uint64_t)tl_ceil_div(v.n[0], TILE_H));
-    s.rows = (int)windows_over(TILE_H, v.k[0], v.s[0]);
-    s.pitch = tl_fastdiv((uint64_t)windows_over(TILE_W, v.k[1], v.s[1]));
     const int64_t blocks = v.channels * s.across.divisor * (int64_t)s.down.divisor;
-    const size_t shared = KIND == TL_POOL_MEAN ? 0 : (size_t)(s.rows * s.pitch.divisor) * sizeof(float2);
-    return tl_launch_dynamic(ctx, NAME, tiles<KIND, K, S>, (unsigned)blocks, THREADS, shared, x, g, s, gx);
+    return tl_launch(ctx, NAME, tiles<KIND, K, S>, (unsigned)blocks, THREADS, x, g, s, gx);
 }
 
-/* Tiles pay where planes fill them and the windows across their borders, which both neighbours compute, at most double
- * the work; their notes then fit 48 KiB. Every window of theirs meets a cell. */
+/* Square windows of two axes on planes that fill tiles. Every window of theirs meets a cell. */
 bool tiles_pay(const tl_pool_shape &v)
 {
-    if (v.rank != 2 || v.p[0] >= v.k[0] || v.p[1] >= v.k[1] || v.n[0] < TILE_H / 2 || v.n[1] < TILE_W / 2 ||
-        v.plane >= 1 << 30 || v.k[0] > 64 || v.k[1] > 64 || v.s[0] > 64 || v.s[1] > 64)
-        return false;
-    const int64_t windows = windows_over(TILE_H, v.k[0], v.s[0]) * windows_over(TILE_W, v.k[1], v.s[1]);
-    return windows * v.s[0] * v.s[1] <= 2 * TILE_H * TILE_W && windows * (int64_t)sizeof(float2) <= 48 << 10;
+    return v.rank == 2 && v.k[0] == v.k[1] && v.s[0] == v.s[1] && v.p[0] < v.k[0] && v.p[1] < v.k[1] &&
+           v.n[0] >= TILE_H / 2 && v.n[1] >= TILE_W / 2 && v.plane < 1 << 30;
 }
 
 template <int KIND> int32_t gradient(tl_context *ctx, const float *x, const float *g, const tl_pool_shape &v, float *gx)
 {
     if (tiles_pay(v)) {
-        const bool square = v.k[0] == v.k[1] && v.s[0] == v.s[1];
-        const int64_t k = square ? v.k[0] : 0, s = v.s[0];
-        return k == 2 && s == 2   ? launch_tiles<KIND, 2, 2>(ctx, x, g, v, gx)
-               : k == 3 && s == 2 ? launch_tiles<KIND, 3, 2>(ctx, x, g, v, gx)
-               : k == 3 && s == 1 ? launch_tiles<KIND, 3, 1>(ctx, x, g, v, gx)
-                                  : launch_tiles<KIND, 0, 0>(ctx, x, g, v, gx);
+        const int64_t k = v.k[0], s = v.s[0];
+        if (k == 2 && s == 2) return launch_tiles<KIND, 2, 2>(ctx, x, g, v, gx);
+        if (k == 3 && s == 2) return launch_tiles<KIND, 3, 2>(ctx, x, g, v, gx);
+        if (k == 3 && s == 1) return launch_tiles<KIND, 3, 1>(ctx, x, g, v, gx);
     }
     return v.rank == 2   ? two_kernels<KIND, 2>(ctx, x, g, v, gx)
            : v.rank == 3 ? two_kernels<KIND, 3>(ctx, x, g, v, gx)

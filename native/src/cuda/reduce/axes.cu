@@ -85,15 +85,7 @@ template <tl_fold_kind KIND> __global__ void __launch_bounds__(THREADS, RESIDENT
 
 auto spread_of(tl_fold_kind kind) -> void (*)(Spread)
 {
-    switch (kind) {
-    case TL_FOLD_ABS: return spread_kernel<TL_FOLD_ABS>;
-    case TL_FOLD_SQUARE: return spread_kernel<TL_FOLD_SQUARE>;
-    case TL_FOLD_DEVIATION: return spread_kernel<TL_FOLD_DEVIATION>;
-    case TL_FOLD_EXP: return spread_kernel<TL_FOLD_EXP>;
-    case TL_FOLD_POWER: return spread_kernel<TL_FOLD_POWER>;
-    case TL_FOLD_EQUAL: return spread_kernel<TL_FOLD_EQUAL>;
-    default: return spread_kernel<TL_FOLD_PRODUCT>;
-    }
+    return tl_folds::for_kind<void (*)(Spread)>(kind, [](auto k) { return spread_kernel<decltype(k)::value>; });
 }
 
 /* gx of the kind `slope`, from the fold p (not run where its values are not read) and the results. */

@@ -1,13 +1,10 @@
 /* Cumulative sums on CUDA, in the order of formula/cumsum.h.
  *
- * Short slices, of rows or of few columns, lie one behind the other in memory: a block copies some of them to shared memory and back
- * as they lie, and a thread owns a chunk of one column of one of them, so that no lane is without work whatever their length.
- *
- * A tile is 32 chunks of 32 elements, and its total is one of the level two above. A thread owns a chunk. Where columns lie side by
- * side a block owns the tile of 32 columns, or several if it has few chunks, so that warps read lines, and threads keep their chunks
- * in registers. Else a warp owns it and turns it over in shared memory, so that a lane owns a chunk and memory is read and written in
- * lines; up to 32 tiles of a row, whose totals are one chunk above, are a block's. Longer columns and rows are read twice, for their
- * tiles' totals and for their sums; what stands before the tiles are the cumulative sums of the totals. */
+ * A tile is 32 chunks of 32 elements, and its total is one of the level two above. A thread owns a chunk. Of columns, and of rows
+ * of one chunk, a block owns the tile of up to 32 columns, or several if it has few chunks, so that warps read neighbours, and threads
+ * keep their chunks in registers. Else a warp owns it and turns it over in shared memory, so that a lane owns a chunk and memory is read
+ * and written in lines; up to 32 tiles of a row, whose totals are one chunk above, are a block's. Longer columns and rows are read
+ * twice, for their tiles' totals and for their sums; what stands before the tiles are the cumulative sums of the totals. */
 #include "cuda/device/async_copy.cuh"
 #include "cuda/device/instructions.cuh"
 #include "cuda/device/vector.cuh"
@@ -105,87 +102,6 @@ template <class T> __global__ void __launch_bounds__(COLUMNS *CHUNK) cumsum_colu
         TL_UNROLL_FOR (int k = 0; k < N; k++, to += step)
             if (i + k < n) sum = add_kept(sum, (double)v[k], to);
     }
-}
-
-/* ---- short slices ------------------------------------------------------------------------------------------------------ */
-
-/* Threads of a block, and elements of one. */
-constexpr int SLICE_THREADS = TL_CUMSUM_SLICE_THREADS, SLICE_FLOATS = SLICE_THREADS * CHUNK;
-
-/* Slices of `length` x `inner` elements, of which a block has `together`. Where columns have several chunks, each thread has one. */
-struct Slices {
-    const float *x;
-    float *out;
-    int64_t outer;
-    int length, inner, chunks, together, pad, reverse;
-    tl_fastdiv columns, units; /* of a chunk: inner; of a slice: chunks x inner */
-
-    /* Where the block's element i lies in shared memory. Words left free after each 32 keep the lanes of a warp, which are a chunk
-     * or a slice apart, from the same bank. */
-    __device__ __forceinline__ int place(int i) const { return i + (int)((uint32_t)i / 32) * pad; }
-};
-
-/* Three free words where one would bring slices a multiple of the 32 banks apart. */
-int pad_of(int64_t slice) { return (slice + slice / 32 + 1) % 32 < 3 ? 3 : 1; }
-
-/* N elements of a chunk at most. A thread owns a chunk of one column: neighbours own neighbouring columns, then the next chunk of
- * them, then the next slice. */
-template <int N> __global__ void __launch_bounds__(SLICE_THREADS, 7) cumsum_slices(Slices a)
-{
-    __shared__ double totals[SLICE_THREADS];
-    const int t = (int)threadIdx.x, size = a.length * a.inner;
-    const int64_t first = (int64_t)blockIdx.x * a.together;
-    const int slices = (int)min(a.outer - first, (int64_t)a.together), count = slices * size;
-    const int units = slices * (int)a.units.divisor;
-    const float *const x = a.x + first * size;
-    float *const out = a.out + first * size, *const held = tl_cumsum_tiles;
-#pragma unroll 8
-    for (int i = t; i < count; i += SLICE_THREADS)
-        tl_copy_async<4>(held + a.place(i), x + i, true);
-    tl_copy_commit();
-    tl_copy_wait<0>();
-    __syncthreads();
-#pragma unroll 1
-    for (int u = t; u - t < units; u += SLICE_THREADS) { /* as often as the other threads */
-        uint32_t unit, column;
-        const int slice = (int)a.units.divmod((uint32_t)u, &unit), chunk = (int)a.columns.divmod(unit, &column);
-        const int begin = chunk * CHUNK;
-        int n = u < units ? min(a.length - begin, N) : 0;
-        const int step = a.reverse ? -a.inner : a.inner;
-        const int at = n > 0 ? slice * size + (a.reverse ? a.length - 1 - begin : begin) * a.inner + (int)column : 0;
-        float v[N];
-        TL_UNROLL_FOR (int k = 0, i = at; k < N; k++) {
-            const float x = held[a.place(i)];
-            v[k] = k < n ? x : 0.0f;
-            i += k + 1 < n ? step : 0;
-        }
-        double sum = 0.0;
-        if (N == CHUNK && a.chunks > 1) {
-            TL_UNROLL_FOR (int k = 0; k < N; k++)
-                sum += (double)v[k];
-            totals[u] = sum;
-            __syncthreads();
-            sum = 0.0;
-#pragma unroll 4
-            for (int before = u - (n > 0 ? chunk * a.inner : 0); before < u; before += a.inner)
-                sum += totals[before];
-            /* lest the compiler keep them as doubles, in twice the registers */
-            TL_UNROLL_FOR (int k = 0; k < N; k++)
-                tl_forget_origin(v[k]);
-        }
-        if (n < 1) continue;
-        tl_forget_origin(n); /* lest it keep all places, which take as many registers again */
-        /* zeros behind the chunk change no sum: its last one is stored again */
-        TL_UNROLL_FOR (int k = 0, i = at; k < N; k++) {
-            sum = add_kept(sum, (double)v[k], &v[k]);
-            held[a.place(i)] = v[k];
-            i += k + 1 < n ? step : 0;
-        }
-    }
-    __syncthreads();
-#pragma unroll 8
-    for (int i = t; i < count; i += SLICE_THREADS)
-        out[i] = held[a.place(i)];
 }
 
 /* ---- rows --------------------------------------------------------------------------------------------------------------- */
@@ -331,27 +247,11 @@ __global__ void __launch_bounds__(1024)
 
 /* ---- the launches ---------------------------------------------------------------------------------------------------- */
 
-/* Of few slices a block has those of one warp, or so many more that each multiprocessor still has four blocks; of many as many as
- * its shared memory and, where columns have several chunks, its threads take. */
-int32_t launch_slices(tl_context *ctx, const float *x, int64_t outer, int64_t length, int64_t inner, int reverse,
-                      float *out)
-{
-    const int64_t chunks = tl_ceil_div(length, CHUNK), size = length * inner, units = chunks * inner;
-    const int64_t most = chunks > 1 ? SLICE_THREADS / units : SLICE_FLOATS / size;
-    const int64_t even = tl_ceil_div(outer, 4 * (int64_t)tl_cuda_sms(ctx));
-    const int64_t together = tl_imin(most, tl_imax(even, tl_ceil_div(32, units)));
-    Slices a = {x, out, outer, (int)length, (int)inner, (int)chunks, (int)together, pad_of(size), reverse};
-    a.columns = tl_fastdiv((uint64_t)inner), a.units = tl_fastdiv((uint64_t)units);
-    const int64_t floats = together * size;
-    return tl_launch_dynamic(ctx, "cumsum", length <= 8 ? cumsum_slices<8> : cumsum_slices<CHUNK>,
-                             tl_grid(outer, together), SLICE_THREADS,
-                             sizeof(float) * (size_t)(floats + floats / 32 * a.pad), a);
-}
-
 template <class T> int32_t launch(tl_context *ctx, const Cumsum<T> &a)
 {
-    const int64_t chunks = tl_imin(CHUNK, tl_ceil_div(a.length, CHUNK)), units = tl_imax(1, WARPS / chunks);
-    const dim3 block((unsigned)tl_imin(COLUMNS, a.inner), (unsigned)chunks, (unsigned)units);
+    const int64_t columns = tl_imin(COLUMNS, a.inner), chunks = tl_imin(CHUNK, tl_ceil_div(a.length, CHUNK));
+    const int64_t units = tl_imin(64, tl_imax(1, 32 * WARPS / (columns * chunks))); /* the most along z */
+    const dim3 block((unsigned)columns, (unsigned)chunks, (unsigned)units);
     return tl_launch(ctx, "cumsum", cumsum_columns<T>, tl_grid(a.units * a.blocks, units), block, a);
 }
 
@@ -404,7 +304,6 @@ int32_t tl_cuda_cumsum(tl_context *ctx, const float *x, const tl_dims *dims, int
         if (k != axis) (k > axis ? inner : outer) *= dims->d[k];
     if (outer * length * inner == 0) return TORCHLEAN_OK;
     switch (tl_select_cumsum(length, inner)) {
-    case TL_CUMSUM_SLICES: return launch_slices(ctx, x, outer, length, inner, (int)reverse, out);
     case TL_CUMSUM_ROWS: return run_rows(ctx, x, outer, length, (int)reverse, out);
     default: return run_columns<float>(ctx, x, outer, length, inner, (int)reverse, out);
     }

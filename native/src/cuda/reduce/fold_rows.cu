@@ -97,11 +97,9 @@ template <tl_fold_kind KIND> __device__ __forceinline__ void put_value(const tl_
     if constexpr (tl_fold_planes(KIND) > 2) to[2 * plane] = f.zeros;
 }
 
-/* The fold of segment s of a row, for all lanes of its team; of deviations the sum beside them. y holds the elements, which are
- * loaded if they are not there. */
+/* The fold of segment s of a row, for all lanes of its team; of deviations the sum beside them. */
 template <tl_fold_kind KIND, int REDUCED>
-__device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row, int s, float (&y)[PER_LANE], bool load,
-                                                  double m)
+__device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row, int s, double m)
 {
     /* Below 1 behind the row. Not raised to 0: of max(min(r, SEGMENT), 0), ptxas 13.0 takes the answer to n == SEGMENT
      * (mean_of_segment) from VIMNMX.RELU's predicate, and short segments had the mean of whole ones. */
@@ -114,12 +112,11 @@ __device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row,
         tl_folded f = {tl_fold_start(KIND), 0.0, 0.0};
         if (__all_sync(~0u, n < 1)) return f; /* a warp behind the row takes no turns from the others */
         const int count = (n - row.lane + LANES - 1) / LANES;
-        if (load) {
-            if constexpr (REDUCED == 1)
-                load_lane<KIND>(y, row.x, 1, (uint32_t)begin + row.lane, LANES, count);
-            else
-                load_lane<KIND, 2>(y, row.x, a.reduced, (uint32_t)begin + row.lane, LANES, count);
-        }
+        float y[PER_LANE];
+        if constexpr (REDUCED == 1)
+            load_lane<KIND>(y, row.x, 1, (uint32_t)begin + row.lane, LANES, count);
+        else
+            load_lane<KIND, 2>(y, row.x, a.reduced, (uint32_t)begin + row.lane, LANES, count);
         tl_folded sum = {0.0, 0.0, 0.0};
         if constexpr (KIND == TL_FOLD_DEVIATION) {
             keep_floats(y);
@@ -135,50 +132,24 @@ __device__ __forceinline__ tl_folded fold_segment(const Rows &a, const Row &row,
     }
 }
 
-/* The fold of the n values from `first` on, for all threads of a row, at least n, of which this one is number `own`: each computes one
- * deviation, whose division takes longer than what the lanes add. All threads must call, when the values are there. */
-template <tl_fold_kind KIND>
-__device__ __forceinline__ tl_folded fold_values(double (*values)[ROW_SEGMENTS], int first, int own, int n, int lanes,
-                                                 int lane, int64_t each, int64_t behind, tl_fold_rule rule)
-{
-    if constexpr (KIND == TL_FOLD_DEVIATION) {
-        const tl_folded sum = join_values<TL_FOLD_SUM>(&values[1][first], 0, n, lanes, lane, each, behind, rule);
-        const double m = sum.v / (double)min(n * each, rule.n - behind);
-        double around = 0.0;
-        if (own < n)
-            around = tl_fold_around(values[0][first + own], values[1][first + own],
-                                    (double)min(each, rule.n - behind - own * each), m);
-        __syncthreads();
-        if (own < n) values[0][first + own] = around;
-        __syncthreads();
-        tl_folded f = join_values<TL_FOLD_SUM>(&values[0][first], 0, n, lanes, lane, each, behind, rule);
-        f.e = sum.v;
-        return f;
-    } else {
-        return join_values<KIND>(&values[0][first], ROW_SEGMENTS, n, lanes, lane, each, behind, rule);
-    }
-}
-
 /* The fold of a row, for all of its threads. All threads must call. */
 template <tl_fold_kind KIND, int REDUCED>
-__device__ __forceinline__ tl_folded fold_row(const Rows &a, const Row &row, float (&y)[PER_LANE], bool load, double m,
-                                              double (*values)[ROW_SEGMENTS])
+__device__ __forceinline__ tl_folded fold_row(const Rows &a, const Row &row, double m, double (*values)[ROW_SEGMENTS])
 {
     tl_folded f;
 #pragma unroll 1
     for (int above = 0; above < a.segments; above += TEAMS) {
         const int s = above + row.segment;
-        f = fold_segment<KIND, REDUCED>(a, row, s, y, load || a.segments > TEAMS, m);
+        f = fold_segment<KIND, REDUCED>(a, row, s, m);
         if (row.lane == 0 && s < row.segments) put_value<KIND>(f, &values[0][row.first + s], ROW_SEGMENTS);
     }
     if (a.segments == 1) return f;
     __syncthreads();
-    return fold_values<KIND>(values, row.first, row.segment * LANES + row.lane, row.segments, a.width, row.lane,
-                             SEGMENT * a.each, row.begin * a.each, a.rule);
+    return join_values<KIND>(&values[0][row.first], ROW_SEGMENTS, row.segments, a.width, row.lane, SEGMENT * a.each,
+                             row.begin * a.each, a.rule);
 }
 
-/* KIND's centre is a fold CENTRE, or it has none, or an earlier one. */
-template <tl_fold_kind KIND, tl_fold_kind CENTRE, int REDUCED>
+template <tl_fold_kind KIND, int REDUCED>
 __global__ void __launch_bounds__(THREADS, resident_rows(KIND, REDUCED)) rows_kernel(Rows a)
 {
     tl_wait_for_earlier();
@@ -193,16 +164,9 @@ __global__ void __launch_bounds__(THREADS, resident_rows(KIND, REDUCED)) rows_ke
     row.segment = team % a.room, row.first = team - row.segment, row.lane = (int)threadIdx.x % LANES;
     if (row.length == 0) row.result = row.begin = 0; /* of which nothing is read */
     if constexpr (REDUCED >= 0) row.x = a.x + offset_of(a.kept, (uint32_t)row.result);
-    float y[PER_LANE];
-    double m = 0.0;
-    if constexpr (KIND != CENTRE) {
-        __shared__ double values[1][ROW_SEGMENTS];
-        m = tl_fold_centre(KIND, fold_row<CENTRE, REDUCED>(a, row, y, true, 0.0, values).v);
-    } else if constexpr (REDUCED >= 0) {
-        m = centre_of<KIND>(a.centre, a.centre_out, row.result);
-    }
+    double m = REDUCED >= 0 ? centre_of<KIND>(a.centre, a.centre_out, row.result) : 0.0;
     __shared__ double values[tl_fold_planes(KIND)][ROW_SEGMENTS];
-    const tl_folded f = fold_row<KIND, REDUCED>(a, row, y, KIND == CENTRE, m, values);
+    const tl_folded f = fold_row<KIND, REDUCED>(a, row, m, values);
     if (row.lane > 0 || row.segment > 0 || row.length == 0) return;
     if (REDUCED < 0 && a.out) m = centre_of<KIND>(a.centre, a.centre_out, row.result);
     if (a.out)
@@ -211,28 +175,15 @@ __global__ void __launch_bounds__(THREADS, resident_rows(KIND, REDUCED)) rows_ke
         put_value<KIND>(f, a.to + row.index, a.rows);
 }
 
-/* Kinds with a centre of their own take both folds at once where CENTRED. */
-template <int REDUCED, bool CENTRED> auto rows_kernel_of(tl_fold_kind kind) -> void (*)(Rows)
+template <int REDUCED> auto rows_kernel_of(tl_fold_kind kind) -> void (*)(Rows)
 {
-    switch (kind) {
-    case TL_FOLD_SUM: return rows_kernel<TL_FOLD_SUM, TL_FOLD_SUM, REDUCED>;
-    case TL_FOLD_ABS: return rows_kernel<TL_FOLD_ABS, TL_FOLD_ABS, REDUCED>;
-    case TL_FOLD_SQUARE: return rows_kernel<TL_FOLD_SQUARE, TL_FOLD_SQUARE, REDUCED>;
-    case TL_FOLD_DEVIATION: return rows_kernel<TL_FOLD_DEVIATION, TL_FOLD_DEVIATION, REDUCED>;
-    case TL_FOLD_EXP: return rows_kernel < TL_FOLD_EXP, CENTRED ? TL_FOLD_MAX : TL_FOLD_EXP, REDUCED > ;
-    case TL_FOLD_POWER: return rows_kernel < TL_FOLD_POWER, CENTRED ? TL_FOLD_LARGEST : TL_FOLD_POWER, REDUCED > ;
-    case TL_FOLD_EQUAL: return rows_kernel<TL_FOLD_EQUAL, TL_FOLD_EQUAL, REDUCED>;
-    case TL_FOLD_MAX: return rows_kernel<TL_FOLD_MAX, TL_FOLD_MAX, REDUCED>;
-    case TL_FOLD_MIN: return rows_kernel<TL_FOLD_MIN, TL_FOLD_MIN, REDUCED>;
-    case TL_FOLD_LARGEST: return rows_kernel<TL_FOLD_LARGEST, TL_FOLD_LARGEST, REDUCED>;
-    default: return rows_kernel<TL_FOLD_PRODUCT, TL_FOLD_PRODUCT, REDUCED>;
-    }
+    return for_kind<void (*)(Rows)>(kind, [](auto k) { return rows_kernel<decltype(k)::value, REDUCED>; });
 }
 
 } // namespace
 
-int32_t tl_folds::run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred, const double *from, int64_t length,
-                           int64_t extent, int64_t each, double *to, float *out)
+int32_t tl_folds::run_rows(tl_context *ctx, const tl_fold_plan &p, const double *from, int64_t length, int64_t extent,
+                           int64_t each, double *to, float *out)
 {
     Rows a = {p.x, from, p.centre, p.centre_out, to, out};
     const int64_t segments = tl_ceil_div(length, SEGMENT);
@@ -244,10 +195,8 @@ int32_t tl_folds::run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred,
     a.lanes = (int)tl_fold_width(length), a.width = (int)tl_fold_width(segments);
     a.room = (int)tl_imin(a.segments, TEAMS);
     a.rule = p.rule;
-    const bool one = a.reduced.count == 1;
-    const auto kernel = from      ? rows_kernel_of<-1, false>(p.kind)
-                        : centred ? one ? rows_kernel_of<1, true>(p.kind) : rows_kernel_of<2, true>(p.kind)
-                        : one     ? rows_kernel_of<1, false>(p.kind)
-                                  : rows_kernel_of<2, false>(p.kind);
+    const auto kernel = from                   ? rows_kernel_of<-1>(p.kind)
+                        : a.reduced.count == 1 ? rows_kernel_of<1>(p.kind)
+                                               : rows_kernel_of<2>(p.kind);
     return tl_launch_ahead(ctx, p.name, kernel, tl_grid(a.rows, TEAMS / a.room), THREADS, 0, a);
 }

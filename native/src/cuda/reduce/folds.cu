@@ -115,20 +115,10 @@ __global__ void __launch_bounds__(THREADS, resident<KIND>(N)) fold_kernel(Fold a
 
 template <int REDUCED, int N> auto fold_kernel_of(tl_fold_kind kind) -> void (*)(Fold)
 {
-    constexpr int FEW = 8; /* of elements that are dear */
-    switch (kind) {
-    case TL_FOLD_SUM: return fold_kernel<TL_FOLD_SUM, REDUCED, N>;
-    case TL_FOLD_ABS: return fold_kernel<TL_FOLD_ABS, REDUCED, N>;
-    case TL_FOLD_SQUARE: return fold_kernel<TL_FOLD_SQUARE, REDUCED, N>;
-    case TL_FOLD_DEVIATION: return fold_kernel<TL_FOLD_DEVIATION, REDUCED, N>;
-    case TL_FOLD_EXP: return fold_kernel<TL_FOLD_EXP, REDUCED, FEW>;
-    case TL_FOLD_POWER: return fold_kernel<TL_FOLD_POWER, REDUCED, FEW>;
-    case TL_FOLD_EQUAL: return fold_kernel<TL_FOLD_EQUAL, REDUCED, N>;
-    case TL_FOLD_MAX: return fold_kernel<TL_FOLD_MAX, REDUCED, N>;
-    case TL_FOLD_MIN: return fold_kernel<TL_FOLD_MIN, REDUCED, N>;
-    case TL_FOLD_LARGEST: return fold_kernel<TL_FOLD_LARGEST, REDUCED, N>;
-    default: return fold_kernel<TL_FOLD_PRODUCT, REDUCED, N>;
-    }
+    return for_kind<void (*)(Fold)>(kind, [](auto k) {
+        constexpr tl_fold_kind KIND = decltype(k)::value;
+        return fold_kernel < KIND, REDUCED, DEAR<KIND> ? 8 : N > ;
+    });
 }
 
 /* ---- the launches ------------------------------------------------------------------------------------------------- */
@@ -177,8 +167,7 @@ int32_t tl_cuda_fold(tl_context *ctx, const tl_fold_plan &p, double *values, flo
         if (left > 1) TL_TRY(parts[level].allocate(tl_fold_planes(p.kind) * p.results() * left));
         double *const to = left > 1 ? (double *)parts[level] : values;
         float *const end = left > 1 ? nullptr : out;
-        TL_TRY(rows ? run_rows(ctx, p, false, from, length, extent, each, to, end)
-                    : run_segments(ctx, p, left, to, end));
+        TL_TRY(rows ? run_rows(ctx, p, from, length, extent, each, to, end) : run_segments(ctx, p, left, to, end));
         if (left == 1) return TORCHLEAN_OK;
         from = to, length = left, each *= extent;
     }
@@ -186,14 +175,9 @@ int32_t tl_cuda_fold(tl_context *ctx, const tl_fold_plan &p, double *values, flo
 
 int32_t tl_cuda_fold_twice(tl_context *ctx, tl_fold_plan p, tl_fold_kind kind, float *out)
 {
-    const bool at_once = p.results() > 0 && p.f.length <= TL_FOLD_ROW && tl_select_fold(&p.f) == TL_FOLD_ROWS;
     tl_scratch<double> values(ctx);
-    if (!at_once) {
-        TL_TRY(values.allocate(p.results()));
-        TL_TRY(tl_cuda_fold(ctx, p, values, nullptr));
-        p.centre = values;
-    }
-    p.kind = kind;
-    return at_once ? run_rows(ctx, p, true, nullptr, p.f.length, TL_FOLD_ROW, 1, nullptr, out)
-                   : tl_cuda_fold(ctx, p, nullptr, out);
+    TL_TRY(values.allocate(p.results()));
+    TL_TRY(tl_cuda_fold(ctx, p, values, nullptr));
+    p.centre = values, p.kind = kind;
+    return tl_cuda_fold(ctx, p, nullptr, out);
 }

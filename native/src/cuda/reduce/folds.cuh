@@ -2,6 +2,8 @@
  * (reduce/folds.cu, reduce/fold_rows.cu): the merged axes, and how a thread loads the elements of a lane and takes them. */
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/device/instructions.cuh"
 #include "cuda/device/widen.cuh"
 #include "cuda/reduce/select.h"
@@ -260,9 +262,26 @@ constexpr __host__ __device__ int resident_rows(tl_fold_kind kind, int reduced)
     return few && reduced == 1 ? 4 : 3;
 }
 
-/* Rows of x, or of values of `each` elements, `length` of either for a result, cut into rows of `extent`. CENTRED: the fold of the
- * centre comes first, in the same launch. */
-int32_t run_rows(tl_context *ctx, const tl_fold_plan &p, bool centred, const double *from, int64_t length,
-                 int64_t extent, int64_t each, double *to, float *out);
+/* Rows of x, or of values of `each` elements, `length` of either for a result, cut into rows of `extent`. */
+int32_t run_rows(tl_context *ctx, const tl_fold_plan &p, const double *from, int64_t length, int64_t extent,
+                 int64_t each, double *to, float *out);
+
+/* call(kind), a constant there. */
+template <class Result, class Call> Result for_kind(tl_fold_kind kind, const Call &call)
+{
+    switch (kind) {
+    case TL_FOLD_SUM: return call(std::integral_constant<tl_fold_kind, TL_FOLD_SUM>());
+    case TL_FOLD_ABS: return call(std::integral_constant<tl_fold_kind, TL_FOLD_ABS>());
+    case TL_FOLD_SQUARE: return call(std::integral_constant<tl_fold_kind, TL_FOLD_SQUARE>());
+    case TL_FOLD_DEVIATION: return call(std::integral_constant<tl_fold_kind, TL_FOLD_DEVIATION>());
+    case TL_FOLD_EXP: return call(std::integral_constant<tl_fold_kind, TL_FOLD_EXP>());
+    case TL_FOLD_POWER: return call(std::integral_constant<tl_fold_kind, TL_FOLD_POWER>());
+    case TL_FOLD_EQUAL: return call(std::integral_constant<tl_fold_kind, TL_FOLD_EQUAL>());
+    case TL_FOLD_MAX: return call(std::integral_constant<tl_fold_kind, TL_FOLD_MAX>());
+    case TL_FOLD_MIN: return call(std::integral_constant<tl_fold_kind, TL_FOLD_MIN>());
+    case TL_FOLD_LARGEST: return call(std::integral_constant<tl_fold_kind, TL_FOLD_LARGEST>());
+    default: return call(std::integral_constant<tl_fold_kind, TL_FOLD_PRODUCT>());
+    }
+}
 
 } // namespace tl_folds

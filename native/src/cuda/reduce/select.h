@@ -1,6 +1,7 @@
 /* Which algorithm a reduction or a cumulative sum takes on CUDA: pure functions of its shape and of the device's multiprocessors. */
 #pragma once
 
+#include "formula/cumsum.h"
 #include "formula/fold.h"
 #include "formula/integer.h"
 #include "formula/sum_tree.h"
@@ -72,7 +73,6 @@ static inline enum tl_fold_algorithm tl_select_fold(const tl_fold_axes *f)
 /* ---- cumulative sums (reduce/cumsum.cu) ----------------------------------------------------------------------------- */
 
 enum tl_cumsum_algorithm {
-    TL_CUMSUM_SLICES,
     TL_CUMSUM_ROWS,
     TL_CUMSUM_COLUMNS,
 };
@@ -80,18 +80,14 @@ enum tl_cumsum_algorithm {
 static inline const char *tl_cumsum_reason(int algorithm)
 {
     static const char *const reasons[] = {
-        "slices: a block has whole slices, a thread a chunk of one column",
         "rows: a warp has a tile of a row",
-        "columns: a block has a tile of columns",
+        "columns: a block has a tile of columns, or short rows",
     };
     return reasons[algorithm];
 }
-enum { TL_CUMSUM_TILE = 1024, TL_CUMSUM_SLICE_THREADS = 128, TL_CUMSUM_SLICE_COLUMNS = 64 };
+enum { TL_CUMSUM_TILE = 1024 };
 
 static inline enum tl_cumsum_algorithm tl_select_cumsum(int64_t length, int64_t inner)
 {
-    if (inner < TL_CUMSUM_SLICE_COLUMNS && length <= TL_CUMSUM_TILE &&
-        tl_ceil_div(length, 32) * inner <= TL_CUMSUM_SLICE_THREADS)
-        return TL_CUMSUM_SLICES;
-    return inner == 1 ? TL_CUMSUM_ROWS : TL_CUMSUM_COLUMNS;
+    return inner == 1 && length > TL_CUMSUM_CHUNK ? TL_CUMSUM_ROWS : TL_CUMSUM_COLUMNS;
 }

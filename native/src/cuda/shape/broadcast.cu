@@ -1,9 +1,7 @@
 /* Broadcasts and their adjoint on CUDA, over the merged axes of formula/broadcast_axes.h.
  *
  * A broadcast is bound by its writes: 16 bytes per thread and store, and the input, which is smaller, comes from the
- * caches. Where long runs of the input are repeated even the caches would be read as fast as memory is written, so
- * rows_kernel keeps a run's piece in registers; everything else goes through broadcast_kernel, whose index arithmetic
- * is one fast division per merged axis. An index fits 32 bits (a buffer has fewer than 2^32 elements). */
+ * caches. The index arithmetic is one fast division per merged axis. An index fits 32 bits (a buffer has fewer than 2^32 elements). */
 #include "cuda/device/division.cuh"
 #include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
@@ -65,41 +63,7 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
     }
     TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
         const int64_t first = block + (k * THREADS + (int)threadIdx.x) * 4;
-        if (first + 4 <= b.n) {
-            tl_store4(b.out + first, v[k]);
-        } else {
-            TL_UNROLL_FOR (int e = 0; e < 3; e++)
-                if (first + e < b.n) b.out[first + e] = v[k][e];
-        }
-    }
-}
-
-/* The last two axes are (repeated, kept) with long runs. A block owns 4·THREADS elements of a run and writes them to
- * REPEATS consecutive repetitions; a thread loads its four once. */
-constexpr int REPEATS = 16;
-
-struct Rows {
-    Broadcast b;       /* inner: the run; outer: the axes before the repeated one */
-    uint32_t repeats;  /* of a run */
-    tl_fastdiv pieces; /* blocks along a run */
-    tl_fastdiv stacks; /* blocks along the repetitions */
-};
-
-__global__ void __launch_bounds__(THREADS) rows_kernel(Rows p)
-{
-    uint32_t piece, stack;
-    const uint32_t q = p.stacks.divmod(p.pieces.divmod(blockIdx.x, &piece), &stack);
-    const uint32_t at = (piece * THREADS + threadIdx.x) * 4, run = p.b.inner.divisor;
-    if (at >= run) return;
-    const float4 v = tl_load4(p.b.x + run_start<0>(p.b, q) + at);
-    const uint32_t first = stack * REPEATS, count = min((uint32_t)REPEATS, p.repeats - first);
-    float *out = p.b.out + ((int64_t)q * p.repeats + first) * run + at;
-    if (count == REPEATS) {
-        TL_UNROLL_FOR (int k = 0; k < REPEATS; k++)
-            tl_store4(out + (int64_t)k * run, v);
-    } else {
-        for (uint32_t k = 0; k < count; k++)
-            tl_store4(out + (int64_t)k * run, v);
+        tl_store4(b.out + first, v[k], b.n - first);
     }
 }
 
@@ -127,15 +91,6 @@ int32_t run_broadcast(tl_context *ctx, const char *name, const float *x, const t
         stride *= axes.repeated[j] ? 1 : axes.size[j];
     }
     const bool aligned = inner % 4 == 0 && tl_aligned4(out) && (axes.repeated[last] || tl_aligned4(x));
-    if (aligned && last > 0 && !axes.repeated[last] && inner >= 4 * THREADS && axes.size[last - 1] >= REPEATS / 2) {
-        Rows p = {};
-        p.b = b;
-        p.repeats = (uint32_t)axes.size[last - 1];
-        p.b.outer = last > 1 ? last - 1 : 1;
-        const int64_t pieces = tl_ceil_div(inner, 4 * THREADS), stacks = tl_ceil_div(p.repeats, REPEATS);
-        p.pieces = tl_fastdiv((uint64_t)pieces), p.stacks = tl_fastdiv((uint64_t)stacks);
-        return tl_launch(ctx, name, rows_kernel, tl_grid(n / (inner * p.repeats) * pieces * stacks, 1), THREADS, p);
-    }
     const auto pick = b.outer == 1 ? pick_kernel<1> : b.outer == 2 ? pick_kernel<2> : pick_kernel<0>;
     const unsigned grid = tl_grid(n, THREADS * GROUPS * 4);
     return tl_launch(ctx, name, pick(axes.repeated[last], aligned), grid, THREADS, b);

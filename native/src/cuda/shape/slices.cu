@@ -151,12 +151,7 @@ template <int AXES> __global__ void __launch_bounds__(THREADS) pad_kernel(const 
     }
     TL_UNROLL_FOR (int g = 0; g < GROUPS; g++) {
         const int64_t i = block + (g * THREADS + (int)threadIdx.x) * 4;
-        if (i + 4 <= p.total) {
-            tl_store4(p.y + i, v[g]);
-        } else {
-            TL_UNROLL_FOR (int e = 0; e < 3; e++)
-                if (i + e < p.total) p.y[i + e] = v[g][e];
-        }
+        tl_store4(p.y + i, v[g], p.total - i);
     }
 }
 
@@ -202,12 +197,7 @@ __global__ void __launch_bounds__(THREADS) concat_kernel(Concat c)
     }
     TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
         const int64_t i = block + (k * THREADS + (int)threadIdx.x) * 4;
-        if (i + 4 <= c.total) {
-            tl_store4(c.out + i, v[k]);
-        } else {
-            TL_UNROLL_FOR (int e = 0; e < 3; e++)
-                if (i + e < c.total) c.out[i + e] = v[k][e];
-        }
+        tl_store4(c.out + i, v[k], c.total - i);
     }
 }
 

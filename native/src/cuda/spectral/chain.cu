@@ -162,55 +162,27 @@ struct Chains {
     }
 };
 
-/* A thread owns a bin's output channel. */
-__global__ void __launch_bounds__(THREADS) mix_kernel(const Mix m)
+/* A thread owns a bin's output channel, or with BACKWARD its input channel. A block is a warp: few channels then keep many
+ * multiprocessors busy. */
+template <bool BACKWARD> __global__ void __launch_bounds__(32) mix_kernel(const Mix m)
 {
-    const int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x, k = e / m.width, o = e - k * m.width;
+    const int64_t e = (int64_t)blockIdx.x * 32 + threadIdx.x, k = e / m.width, own = e - k * m.width;
     if (k >= m.modes) return;
     Chains s;
-#pragma unroll 4
+#pragma unroll 8
     for (int64_t c = 0; c < m.width; c++) {
-        const double r = (double)m.bin(m.X, k, 0, c), i = (double)m.bin(m.X, k, 1, c);
-        const double wr = (double)m.wRe[(k * m.width + c) * m.width + o];
-        const double wi = (double)m.wIm[(k * m.width + c) * m.width + o];
-        s.add(2 * c, m.segment, r * wr, -(i * wi), r * wi, i * wr);
+        const int64_t at = BACKWARD ? e * m.width + c : (k * m.width + c) * m.width + own;
+        const double wr = (double)m.wRe[at], wi = (double)m.wIm[at];
+        const double r = BACKWARD ? m.weighted(k, 0, c) : (double)m.bin(m.X, k, 0, c);
+        const double i = BACKWARD ? m.weighted(k, 1, c) : (double)m.bin(m.X, k, 1, c);
+        if (BACKWARD)
+            s.add(2 * c, m.segment, r * wr, i * wi, i * wr, -(r * wi));
+        else
+            s.add(2 * c, m.segment, r * wr, -(i * wi), r * wi, i * wr);
     }
-    const double weight = tl_bin_weight(k, m.n);
+    const double weight = BACKWARD ? 1.0 : tl_bin_weight(k, m.n);
     const int64_t terms = 2 * m.width;
-    m.store(m.Z, k, o, s.sum(0, terms, m.segment) * weight, s.sum(1, terms, m.segment) * weight);
-}
-
-constexpr int SIDE = 32, WARPS = 4;
-
-/* A warp owns SIDE input channels of a bin: it reads squares of the weights row by row and uses them column by column. */
-__global__ void __launch_bounds__(32 * WARPS) mix_bwd_kernel(const Mix m, int64_t groups)
-{
-    __shared__ float squares[WARPS][2][SIDE][SIDE + 1];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t job = (int64_t)blockIdx.x * WARPS + warp, k = job / groups, c0 = job % groups * SIDE;
-    if (k >= m.modes) return;
-    float (*const re)[SIDE + 1] = squares[warp][0], (*const im)[SIDE + 1] = squares[warp][1];
-    Chains s;
-    for (int64_t o0 = 0; o0 < m.width; o0 += SIDE) {
-        const int columns = (int)(m.width - o0 < SIDE ? m.width - o0 : SIDE);
-        __syncwarp();
-#pragma unroll 4
-        for (int r = 0; r < SIDE; r++) {
-            const bool there = c0 + r < m.width && lane < columns;
-            const int64_t at = (k * m.width + c0 + r) * m.width + o0 + lane;
-            re[r][lane] = there ? m.wRe[at] : 0.0f;
-            im[r][lane] = there ? m.wIm[at] : 0.0f;
-        }
-        __syncwarp();
-        for (int j = 0; j < columns; j++) {
-            const int64_t o = o0 + j;
-            const double r = m.weighted(k, 0, o), i = m.weighted(k, 1, o);
-            const double wr = (double)re[lane][j], wi = (double)im[lane][j];
-            s.add(2 * o, m.segment, r * wr, i * wi, i * wr, -(r * wi));
-        }
-    }
-    const int64_t terms = 2 * m.width;
-    if (c0 + lane < m.width) m.store(m.dX, k, c0 + lane, s.sum(0, terms, m.segment), s.sum(1, terms, m.segment));
+    m.store(BACKWARD ? m.dX : m.Z, k, own, s.sum(0, terms, m.segment) * weight, s.sum(1, terms, m.segment) * weight);
 }
 
 /* A thread owns an element of the weights' gradients. */
@@ -248,7 +220,7 @@ int32_t tl_spectral_chain(tl_context *ctx, const float *x, const float *wRe, con
     TL_TRY(begin(ctx, scratch, 2, m, &roots, &X));
     m.X = X, m.Z = X + 2 * modes * width;
     TL_TRY(transform<false>(ctx, roots, x, X, grid, width, modes));
-    TL_TRY(tl_launch(ctx, NAME, mix_kernel, tl_grid(modes * width, THREADS), THREADS, m));
+    TL_TRY(tl_launch(ctx, NAME, mix_kernel<false>, tl_grid(modes * width, 32), 32, m));
     return transform<true>(ctx, roots, m.Z, y, grid, width, modes);
 }
 
@@ -265,8 +237,7 @@ int32_t tl_spectral_chain_bwd(tl_context *ctx, const float *x, const float *wRe,
     m.X = X, m.G = G, m.dX = X + 2 * plane, m.gr = gwRe, m.gi = gwIm;
     TL_TRY(transform<false>(ctx, roots, g, G, grid, width, modes));
     if (gx) {
-        const int64_t groups = tl_ceil_div(width, SIDE);
-        TL_TRY(tl_launch(ctx, NAME, mix_bwd_kernel, tl_grid(modes * groups, WARPS), 32 * WARPS, m, groups));
+        TL_TRY(tl_launch(ctx, NAME, mix_kernel<true>, tl_grid(modes * width, 32), 32, m));
         TL_TRY(transform<true>(ctx, roots, m.dX, gx, grid, width, modes));
     }
     if (!gwRe && !gwIm) return TORCHLEAN_OK;

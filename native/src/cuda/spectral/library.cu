@@ -7,15 +7,11 @@
  * Two real rows of an odd length are one complex row to cuFFT: a NaN in one then reaches the other, and a large row rounds a small one
  * away. Odd lengths are therefore transformed as complex rows of their own, which are copies, too.
  *
- * The copies of a large batch are made and transformed in pieces that stay in the L2 cache: device memory sees the input and the
- * output alone.
- *
  * After a forward transform every element is part of the real part of bin 0 with factor 1; a row where that is not finite becomes NaN.
  * Sums on the way may overflow from 4·n·max|x| = 2^128 on: the CPU path looks at its whole result and transforms such a row again,
  * scaled; here a look would cost a pass over device memory as large as the transform's own. */
 #include <cufft.h>
 
-#include <algorithm>
 #include <mutex>
 
 #include "cuda/spectral/spectral.cuh"
@@ -25,8 +21,6 @@
 namespace {
 
 constexpr int THREADS = 256, UNROLL = 4;
-/* Bytes of a piece's copy: it and the piece's input and output pass through an L2 of 50 MB. */
-constexpr int64_t PIECE_BYTES = (int64_t)12 << 20;
 
 /* ---- plans ------------------------------------------------------------------------------------------------------- */
 
@@ -122,8 +116,7 @@ int32_t execute(tl_context *ctx, const Shape &shape, float *real, float2 *spectr
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
-/* In the three kernels below a thread owns UNROLL elements, THREADS apart: call(element) of those that exist. The copy's first row is
- * that of the caller's row `first`. */
+/* In the three kernels below a thread owns UNROLL elements, THREADS apart: call(element) of those that exist. */
 template <class Call> __device__ __forceinline__ void each_element(int64_t total, const Call &call)
 {
     const int64_t first = (int64_t)blockIdx.x * (UNROLL * THREADS) + threadIdx.x;
@@ -134,11 +127,11 @@ template <class Call> __device__ __forceinline__ void each_element(int64_t total
 /* Real rows to complex ones, or back. */
 template <bool TO_COMPLEX>
 __global__ void __launch_bounds__(THREADS)
-    copy_real_kernel(const tl_real_rows real, int64_t first, float2 *__restrict__ rows, tl_fastdiv by_n, int64_t total)
+    copy_real_kernel(const tl_real_rows real, float2 *__restrict__ rows, tl_fastdiv by_n, int64_t total)
 {
     each_element(total, [&](int64_t e) {
         uint32_t t;
-        const int64_t row = first + by_n.divmod((uint32_t)e, &t);
+        const int64_t row = by_n.divmod((uint32_t)e, &t);
         float *const at = real.at + row * real.row + t * real.number;
         if (TO_COMPLEX)
             rows[e] = make_float2(*at, 0.0f);
@@ -149,14 +142,13 @@ __global__ void __launch_bounds__(THREADS)
 
 /* The spectra that an inverse transform takes, by_numbers.divisor numbers a row: halves, or of odd lengths all bins, of which bin
  * n - k is the conjugate of bin k. Both parts of a bin become NaN where one is not finite. */
-__global__ void __launch_bounds__(THREADS)
-    weigh_in_kernel(const tl_half_spectra from, int64_t first, float2 *__restrict__ to, tl_fastdiv by_numbers,
-                    int64_t n, int64_t total)
+__global__ void __launch_bounds__(THREADS) weigh_in_kernel(const tl_half_spectra from, float2 *__restrict__ to,
+                                                           tl_fastdiv by_numbers, int64_t n, int64_t total)
 {
     const bool pairs = from.im == from.re + 1;
     each_element(total, [&](int64_t e) {
         uint32_t i;
-        const int64_t row = first + by_numbers.divmod((uint32_t)e, &i);
+        const int64_t row = by_numbers.divmod((uint32_t)e, &i);
         const bool upper = i > n / 2;
         const int64_t k = upper ? n - i : i, at = row * from.row + k * from.bin;
         float2 v = make_float2(0.0f, 0.0f);
@@ -171,13 +163,13 @@ __global__ void __launch_bounds__(THREADS)
 
 /* Bins of transformed rows, which begin `apart` numbers apart, weighted; a row whose bin 0 is not finite becomes NaN. */
 __global__ void __launch_bounds__(THREADS)
-    weigh_out_kernel(const float2 *__restrict__ from, const tl_half_spectra to, int64_t first, tl_fastdiv by_count,
-                     int64_t apart, int64_t n, int64_t total)
+    weigh_out_kernel(const float2 *__restrict__ from, const tl_half_spectra to, tl_fastdiv by_count, int64_t apart,
+                     int64_t n, int64_t total)
 {
     const bool pairs = to.im == to.re + 1;
     each_element(total, [&](int64_t e) {
         uint32_t k;
-        const int64_t row = by_count.divmod((uint32_t)e, &k), at = (first + row) * to.row + k * to.bin;
+        const int64_t row = by_count.divmod((uint32_t)e, &k), at = row * to.row + k * to.bin;
         const float2 v = from[row * apart + k];
         const bool end = k == 0 || 2 * (int64_t)k == n;
         const float factor = end ? to.edge : to.inner;
@@ -209,14 +201,6 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(float2 *spectra, int64_
     }
 }
 
-/* The rows of a piece whose copies have `numbers` each. Rows whose numbers lie apart share what is read of memory: one piece. */
-int64_t rows_of_piece(int64_t batch, int64_t numbers, int64_t between)
-{
-    const int64_t bytes = batch * numbers * (int64_t)sizeof(float2);
-    const int64_t pieces = bytes <= 2 * PIECE_BYTES || between != 1 ? 1 : tl_ceil_div(bytes, PIECE_BYTES);
-    return tl_ceil_div(batch, std::min(pieces, batch));
-}
-
 /* Whether cuFFT's own result lies where it is wanted. */
 bool is_plain(int64_t n, const tl_half_spectra &s)
 {
@@ -230,45 +214,35 @@ bool is_plain(int64_t n, const tl_half_spectra &s)
 int32_t tl_library_forward(tl_context *ctx, int64_t n, int64_t batch, const tl_real_rows &from,
                            const tl_half_spectra &to)
 {
-    Shape shape = {n, batch, from.row, from.number, false};
+    const Shape shape = {n, batch, from.row, from.number, false};
     if (is_plain(n, to)) {
         float2 *const spectra = reinterpret_cast<float2 *>(to.re);
         TL_TRY(execute(ctx, shape, from.at, spectra));
         return tl_launch_ahead(ctx, "finish", finish_kernel, tl_grid(batch, THREADS / 32), THREADS, 0, spectra, batch,
                                to.count);
     }
-    const int64_t numbers = shape.numbers(), rows = rows_of_piece(batch, numbers, from.number);
+    const int64_t numbers = shape.numbers(), total = batch * n, kept = batch * to.count;
     tl_scratch<float2> copy(ctx);
-    TL_TRY(copy.allocate(rows * numbers));
-    for (int64_t b = 0; b < batch; b += rows) {
-        shape.batch = std::min(rows, batch - b);
-        const int64_t total = shape.batch * n, kept = shape.batch * to.count;
-        if (shape.as_complex())
-            TL_TRY(tl_launch(ctx, "copy real rows", copy_real_kernel<true>, tl_grid(total, UNROLL * THREADS), THREADS,
-                             from, b, copy, tl_fastdiv(n), total));
-        TL_TRY(execute(ctx, shape, from.at + b * from.row, copy));
-        TL_TRY(tl_launch(ctx, "weigh bins", weigh_out_kernel, tl_grid(kept, UNROLL * THREADS), THREADS, copy, to, b,
-                         tl_fastdiv(to.count), numbers, n, kept));
-    }
-    return TORCHLEAN_OK;
+    TL_TRY(copy.allocate(batch * numbers));
+    if (shape.as_complex())
+        TL_TRY(tl_launch(ctx, "copy real rows", copy_real_kernel<true>, tl_grid(total, UNROLL * THREADS), THREADS, from,
+                         copy, tl_fastdiv(n), total));
+    TL_TRY(execute(ctx, shape, from.at, copy));
+    return tl_launch(ctx, "weigh bins", weigh_out_kernel, tl_grid(kept, UNROLL * THREADS), THREADS, copy, to,
+                     tl_fastdiv(to.count), numbers, n, kept);
 }
 
 int32_t tl_library_inverse(tl_context *ctx, int64_t n, int64_t batch, const tl_half_spectra &from,
                            const tl_real_rows &to)
 {
-    Shape shape = {n, batch, to.row, to.number, true};
-    const int64_t numbers = shape.numbers(), rows = rows_of_piece(batch, numbers, to.number);
+    const Shape shape = {n, batch, to.row, to.number, true};
+    const int64_t numbers = shape.numbers(), total = batch * n, entering = batch * numbers;
     tl_scratch<float2> copy(ctx);
-    TL_TRY(copy.allocate(rows * numbers));
-    for (int64_t b = 0; b < batch; b += rows) {
-        shape.batch = std::min(rows, batch - b);
-        const int64_t total = shape.batch * n, entering = shape.batch * numbers;
-        TL_TRY(tl_launch(ctx, "weigh bins", weigh_in_kernel, tl_grid(entering, UNROLL * THREADS), THREADS, from, b,
-                         copy, tl_fastdiv(numbers), n, entering));
-        TL_TRY(execute(ctx, shape, to.at + b * to.row, copy));
-        if (shape.as_complex())
-            TL_TRY(tl_launch(ctx, "copy real rows", copy_real_kernel<false>, tl_grid(total, UNROLL * THREADS), THREADS,
-                             to, b, copy, tl_fastdiv(n), total));
-    }
-    return TORCHLEAN_OK;
+    TL_TRY(copy.allocate(entering));
+    TL_TRY(tl_launch(ctx, "weigh bins", weigh_in_kernel, tl_grid(entering, UNROLL * THREADS), THREADS, from, copy,
+                     tl_fastdiv(numbers), n, entering));
+    TL_TRY(execute(ctx, shape, to.at, copy));
+    if (!shape.as_complex()) return TORCHLEAN_OK;
+    return tl_launch(ctx, "copy real rows", copy_real_kernel<false>, tl_grid(total, UNROLL * THREADS), THREADS, to,
+                     copy, tl_fastdiv(n), total);
 }

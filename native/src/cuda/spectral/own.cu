@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(THREADS)
     const float2 *const z = Z + row * h;
     float *const x = t.to + row * 2 * t.bins;
     split_bins(
-        plan, t, t.n % 2 != 0, k, scale, [&](int64_t i) { return take(z, i); },
+        plan, t, t.n % 2 != 0, k, scale, [&](int64_t i) { return tl_take(z, i); },
         [&](int64_t at, float r, float i) {
             x[2 * at] = r;
             x[2 * at + 1] = i;

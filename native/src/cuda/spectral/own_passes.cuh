@@ -4,7 +4,6 @@
 #pragma once
 
 #include "cuda/spectral/spectral.cuh"
-#include "formula/butterfly.h"
 
 namespace {
 
@@ -15,14 +14,8 @@ __host__ __device__ constexpr int pitch(int n) { return pad(n) + 1; }
 
 __device__ __forceinline__ bool bad(float x) { return tl_not_finite(x); }
 
-__device__ __forceinline__ tl_complex take(const float2 *x, int64_t at)
-{
-    const float2 v = x[at];
-    return tl_complex_of(v.x, v.y);
-}
-__device__ __forceinline__ void put(float2 *x, int at, tl_complex v) { x[at] = make_float2(v.r, v.i); }
-__device__ __forceinline__ tl_complex load(const float2 *x, int i) { return take(x, pad(i)); }
-__device__ __forceinline__ void save(float2 *x, int i, tl_complex v) { put(x, pad(i), v); }
+__device__ __forceinline__ tl_complex load(const float2 *x, int i) { return tl_take(x, pad(i)); }
+__device__ __forceinline__ void save(float2 *x, int i, tl_complex v) { tl_put(x, pad(i), v); }
 
 /* ---- direct transforms ------------------------------------------------------------------------------------------- */
 
@@ -122,7 +115,7 @@ __device__ __forceinline__ bool join_bins(const tl_own_plan &plan, const Real &t
     return !bad(a.r) && !bad(b.r);
 }
 
-/* Bin k of a transformed row, and of an even one bin n - k, scaled by `up`, to put(bin, re, im); take(k) is number k of the
+/* Bin k of a transformed row, and of an even one bin n - k, scaled by `up`, to put_bin(bin, re, im); take_number(k) is number k of the
  * transform. A row whose bin 0 is not finite becomes NaN. */
 template <class Take, class Put>
 __device__ __forceinline__ void split_bins(const tl_own_plan &plan, const Real &t, bool odd, int64_t k, float up,

@@ -110,9 +110,9 @@ void add_plan(const tl_fft *f, Tables &t, tl_own_plan *p)
     *p = {};
     const tl_fft *whole = f->chirp ? f->first : f;
     p->n = f->n, p->m = whole->n;
-    p->in_shared = f->in_lanes, p->bluestein = f->chirp != nullptr, p->four_step = whole->first != nullptr;
-    p->direct = add_direct(p->four_step ? whole->first : whole, t);
-    if (p->four_step) {
+    p->in_shared = f->in_lanes, p->bluestein = f->chirp != nullptr;
+    p->direct = add_direct(whole->first ? whole->first : whole, t);
+    if (whole->first) { /* four steps */
         p->rows = add_direct(whole->second, t);
         p->roots = t.add_roots(whole->roots);
         p->lane_roots = t.add(whole->lane_roots, whole->first->n * 2 * TL_FFT_COLUMNS);

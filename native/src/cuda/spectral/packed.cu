@@ -13,7 +13,6 @@
 #include <type_traits>
 
 #include "cuda/spectral/spectral.cuh"
-#include "formula/butterfly.h"
 
 namespace {
 
@@ -31,13 +30,6 @@ using Real = tl_own_real_rows;
 /* Where number i lies: sixteen that are neighbours, and those 256 or 4096 apart, lie in other banks. Neighbouring lanes have
  * neighbouring bins, and find them in different banks, too. */
 __host__ __device__ constexpr int place(int i) { return i + i / 16 + i / 256 + i / 4096; }
-
-__device__ __forceinline__ tl_complex take(const float2 *x, int at)
-{
-    const float2 v = x[at];
-    return tl_complex_of(v.x, v.y);
-}
-__device__ __forceinline__ void put(float2 *x, int at, tl_complex v) { x[at] = make_float2(v.r, v.i); }
 
 __device__ __forceinline__ tl_complex turned(tl_complex a, tl_complex w)
 {
@@ -86,16 +78,16 @@ template <int R> __device__ __forceinline__ void turn(tl_complex (&a)[R], const 
     if constexpr (R % 4 == 0) {
         tl_complex low[4];
         TL_UNROLL_FOR (int j = 1; j < 4; j++)
-            low[j] = take(w, (j - 1) * span + p), a[j] = turned(a[j], low[j]);
+            low[j] = tl_take(w, (j - 1) * span + p), a[j] = turned(a[j], low[j]);
         TL_UNROLL_FOR (int b = 1; b < R / 4; b++) {
-            const tl_complex high = take(w, (b + 2) * span + p);
+            const tl_complex high = tl_take(w, (b + 2) * span + p);
             a[4 * b] = turned(a[4 * b], high);
             TL_UNROLL_FOR (int j = 1; j < 4; j++)
                 a[4 * b + j] = turned(a[4 * b + j], turned(low[j], high));
         }
     } else {
         TL_UNROLL_FOR (int j = 1; j < R; j++)
-            a[j] = turned(a[j], take(w, (j - 1) * span + p));
+            a[j] = turned(a[j], tl_take(w, (j - 1) * span + p));
     }
 }
 
@@ -122,12 +114,12 @@ __device__ __forceinline__ void inner_pass(const tl_own_direct &d, int stage, co
         float2 *const from = x + place((int)(of * span.divisor * 16 + p));
         tl_complex a[16];
         TL_UNROLL_FOR (int j = 0; j < 16; j++)
-            a[j] = take(from, apart * j);
+            a[j] = tl_take(from, apart * j);
         if (BACK) turn(a, w, (int)span.divisor, (int)p);
         butterfly(a);
         if (!BACK) turn(a, w, (int)span.divisor, (int)p);
         TL_UNROLL_FOR (int j = 0; j < 16; j++)
-            put(from, apart * j, a[j]);
+            tl_put(from, apart * j, a[j]);
     }
     __syncthreads();
 }
@@ -139,10 +131,10 @@ __device__ __forceinline__ void pass_neighbours(const tl_own_direct &d, int rows
         float2 *const from = x + place((int)(16 * e));
         tl_complex a[16];
         TL_UNROLL_FOR (int j = 0; j < 16; j++)
-            a[j] = take(from, j);
+            a[j] = tl_take(from, j);
         butterfly(a);
         TL_UNROLL_FOR (int j = 0; j < 16; j++)
-            put(from, j, a[j]);
+            tl_put(from, j, a[j]);
     }
     __syncthreads();
 }
@@ -202,7 +194,7 @@ struct Block {
                     row[b] = (int)each.divmod(min(e + b * blockDim.x, total - 1), &p), at[b] = (int)p;
                     bool finite = true;
                     TL_UNROLL_FOR (int j = 0; j < R; j++) {
-                        a[b][j] = take(pairs(row[b]), at[b] + span * j);
+                        a[b][j] = tl_take(pairs(row[b]), at[b] + span * j);
                         finite &= !tl_not_finite(a[b][j].r) && !tl_not_finite(a[b][j].i);
                     }
                     if (!finite) bad[row[b]] = 1;
@@ -213,7 +205,7 @@ struct Block {
                     turn(a[b], w, span, at[b]);
                     float2 *const to = memory + place(row[b] * d.n + at[b]);
                     TL_UNROLL_FOR (int j = 0; j < R; j++)
-                        put(to, apart * j, a[b][j]);
+                        tl_put(to, apart * j, a[b][j]);
                 }
             }
         });
@@ -241,7 +233,7 @@ struct Block {
                 float2 *const to = reinterpret_cast<float2 *>(t.to + (first + row) * t.n) + p;
                 tl_complex a[R];
                 TL_UNROLL_FOR (int j = 0; j < R; j++)
-                    a[j] = take(from, apart * j);
+                    a[j] = tl_take(from, apart * j);
                 turn(a, w, span, (int)p);
                 butterfly(a);
                 const bool poisoned = bad[row] != 0;
@@ -295,15 +287,15 @@ struct Block {
     {
         float2 *const to = reinterpret_cast<float2 *>(t.to) + (first + row) * t.bins;
         const int h = plan.direct.n, other = k > 0 ? h - k : 0;
-        const tl_complex a = take(number(row, k), 0), b = take(number(row, other), 0);
+        const tl_complex a = tl_take(number(row, k), 0), b = tl_take(number(row, other), 0);
         const float2 w = root(k);
         const float half = 0.5f * (k > 0 ? t.inner : t.edge);
         tl_complex x, y;
         TL_SPLIT(a, b, w.x, w.y, half, x.r, x.i, y.r, y.i);
         if (k == 0) x.i = y.i = 0.0f;
         if (bad[row]) x = y = tl_complex_of(TL_NAN, TL_NAN);
-        put(to, k, x);
-        put(to, h - k, y);
+        tl_put(to, k, x);
+        tl_put(to, h - k, y);
     }
     __device__ __forceinline__ void split_all(int rows) const
     {

@@ -4,12 +4,20 @@
 #include "cuda/device/division.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/spectral/select.h"
+#include "formula/butterfly.h"
 #include "formula/fft_plan.h"
 
 /* An infinity or NaN; the constant is the largest float32. */
 __device__ __forceinline__ bool tl_not_finite(float x) { return !(fabsf(x) <= 3.402823466e38f); }
 
 /* ---- own transforms ---------------------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ tl_complex tl_take(const float2 *x, int64_t at)
+{
+    const float2 v = x[at];
+    return tl_complex_of(v.x, v.y);
+}
+__device__ __forceinline__ void tl_put(float2 *x, int at, tl_complex v) { x[at] = make_float2(v.r, v.i); }
 
 /* A direct transform: passes over shared memory. */
 struct tl_own_direct {
@@ -33,7 +41,7 @@ struct tl_own_real_rows {
  * the rows of four steps. */
 struct tl_own_plan {
     int64_t n, m; /* m: of the convolution, else n */
-    bool in_shared, bluestein, four_step;
+    bool in_shared, bluestein;
     tl_own_direct direct, rows;
     const float *chirp, *kernel, *real; /* real: what splits a packed transform */
     tl_roots roots;
