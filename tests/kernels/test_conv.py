@@ -4,6 +4,7 @@ import inspect
 import itertools
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tlrt import kernels
 from tlrt.verify.run import Runtime, cpu_settings, cpu_variants
 from tlspec import registry, shapes
 from tlspec.compare import compare
-from tlspec.draw.cases import Case, build_case, generator, refused_by
+from tlspec.draw.cases import Case, build_case, draw_case, generator, refused_by
 from tlspec.registry import Op
 
 
@@ -94,6 +95,23 @@ def test_edges(runtime: Runtime, entry: tuple[Op, str], data: str) -> None:
             continue
         case = build_case(row, values, {}, generator("edge", edge), data=data, which=which)
         demand_bounds(case, runtime, edge)
+
+
+@pytest.mark.only(where=convolves)
+def test_one_number_that_is_not_finite(runtime: Runtime, entry: tuple[Op, str]) -> None:
+    """It meets the zeros of the padding, too."""
+    op, which = entry
+    drawn = [(seed, "small") for seed in range(10)] + [(i, "path") for i in range(len(op.drawing.paths))]
+    for seed, size in drawn:
+        case, rng = draw_case(op.name, seed, "normal", size, which), generator("not finite", seed)
+        for name, x in case.inputs.items():
+            if x is None or not x.size:
+                continue
+            other = np.array(x)
+            other.flat[rng.integers(x.size)] = rng.choice([np.inf, -np.inf, np.nan])
+            demand_bounds(
+                replace(case, inputs={**case.inputs, name: other}), runtime, f"{op.name} {which} {seed}, {name}"
+            )
 
 
 @pytest.mark.only(where=convolves)

@@ -1,6 +1,8 @@
 """Paths of the kernels that begin at a product of sizes which drawn cases seldom meet: each within the bounds,
 in every SIMD variant."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,3 +74,24 @@ def test_a_path_that_begins_far_away(name: str, path: str, which: str, runtime: 
     for variant in cpu_variants() if runtime.name == "cpu" else [None]:
         with cpu_settings(variant):
             demand_bounds(case, runtime, f"{name} {path} {which} {variant}")
+
+
+#: rows of which one number may decide, and the dimensions of one that is so long
+LONG_ROWS: dict[str, Callable[[int], dict[str, Any]]] = {
+    **{name: lambda n: {"outer": 1, "n": n, "inner": 1} for name in ("argmax", "argmin")},
+    **{name: lambda n: {"dims": [1, n], "axes": 2} for name in ("amax", "logsumexp")},
+    **{name: lambda n: {"rows": 1, "cols": n} for name in ("softmax", "log_softmax", "reduce_max_axis1")},
+    "cumsum": lambda n: {"dims": [n], "axis": 0, "reverse": 0},
+}
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", LONG_ROWS)
+def test_one_number_of_a_long_row(name: str, special: float, runtime: Runtime) -> None:
+    """Wherever it stands: kernels cut long rows into parts."""
+    op, n = registry.get(name), 200_003
+    for place in (0, 4096, 65_535, 65_536, n - 1):
+        case = build_case(op, LONG_ROWS[name](n), {}, generator("long row", place))
+        x = np.array(case.inputs["x"])
+        x.flat[place] = special
+        demand_bounds(replace(case, inputs={**case.inputs, "x": x}), runtime, f"{name} {special} at {place}")

@@ -1,14 +1,17 @@
 """Pooling windows at the edges of the tasks that the CPU path divides its work into, and in the padding."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from tests.kernels.test_conv import demand_bounds
 from tests.runtime.test_process import threads
 from tlrt import kernels
 from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.compare import compare_outputs
-from tlspec.draw.cases import build_case, generator
+from tlspec.draw.cases import build_case, draw_case, generator
 
 pytestmark = pytest.mark.operations("max_pool")
 
@@ -95,3 +98,17 @@ def test_windows_of_padding_alone(dev, cells, beta):
                 given = (g,) if name == "avg_pool" else (x, g)
                 gx = getattr(kernels, f"{name}_bwd")(*given, 2, cells, *lists, *more).numpy()
                 assert np.isfinite(gx).all() and np.any(gx) == (alone.size < out[axis])
+
+
+@pytest.mark.parametrize("which", ["forward", "vjp"])
+@pytest.mark.parametrize("name", ["max_pool", "smooth_max_pool"])
+def test_windows_of_nothing_but_minus_infinity(name, which, runtime: Runtime):
+    """Alone in the padding, beside others, and everywhere: as a mask leaves them."""
+    for seed in range(8):
+        case = draw_case(name, seed, "normal", "small", which)
+        for part in (0.2, 0.7, 1.0):
+            x = np.array(case.inputs["x"])
+            x.reshape(-1)[: int(np.ceil(part * x.size))] = -np.inf
+            demand_bounds(
+                replace(case, inputs={**case.inputs, "x": x}), runtime, f"{name} {which} {seed}, {part} of -inf"
+            )

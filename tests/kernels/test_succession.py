@@ -1,0 +1,23 @@
+"""Lengths in succession: what a kernel keeps from one call must not be what the next call, of a length next to it, takes."""
+
+import pytest
+
+from tests.kernels.test_conv import demand_bounds
+from tlrt.verify.run import Runtime
+from tlspec.draw.cases import draw_case
+from tlspec.judge.shrink import resized
+from tlspec.registry import Op
+
+
+def test_calls_of_neighbouring_lengths(runtime: Runtime, entry: tuple[Op, str]) -> None:
+    op, which = entry
+    if op.signature.lists:
+        pytest.skip("lengths of lists are not of one array")
+    case = draw_case(op.name, seed=2, data="normal", size="small", which=which)
+    for name, value in case.values.items():
+        if name not in op.signature.sizes or not isinstance(value, int) or (name == "n" and op.signature.elementwise):
+            continue
+        near = [resized(case, {**case.values, name: max(value + by, 0)}) for by in (1, 0, -1, 0)]
+        for turn in near:
+            if turn is not None:
+                demand_bounds(turn, runtime, f"{op.name} {which}, {name} {turn.values[name]} after another")
