@@ -77,6 +77,17 @@ def test_an_attribute_that_says_its_default_changes_nothing(op: str) -> None:
         assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("size", range(1, 7))
+def test_channels_around_one(size: int) -> None:
+    """Of an even size one more behind than before: the formula of the standard (its reference evaluator has another)."""
+    x = np.random.default_rng(size).standard_normal((2, 5, 3)).astype(np.float32)
+    before, behind = (size - 1) // 2, -(-(size - 1) // 2)
+    sums = [np.sum(np.square(x[:, max(c - before, 0) : c + behind + 1], dtype=np.float64), axis=1) for c in range(5)]
+    expected = x / (1.5 + 0.25 / size * np.stack(sums, 1)) ** 0.5
+    found = run("LRN", x, size=size, alpha=0.25, beta=0.5, bias=1.5)
+    assert np.allclose(found, expected, rtol=1e-6, atol=0)
+
+
 def test_types_that_are_not_computed_are_named() -> None:
     for kind in (onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16, onnx.TensorProto.STRING):
         with pytest.raises(UnavailableError, match=r"type \w+ of y0 \(from Cast\)"):
