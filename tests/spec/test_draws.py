@@ -10,7 +10,7 @@ import pytest
 from tlspec import registry
 from tlspec.bounds import call_named
 from tlspec.draw.cases import DATA, SIZES, Draw, _admissible, _move, break_check, build_case, generator
-from tlspec.draw.data import double
+from tlspec.draw.data import double, fill
 from tlspec.draw.draws import DIMS, LIMITS
 from tlspec.ops import conv, pool
 from tlspec.ops.attention import UNLIMITED
@@ -105,7 +105,15 @@ def test_doubles() -> None:
     for data in ("normal", "uniform"):
         assert not np.array_equal(x[data], np.float32(x[data]))  # double precision
     assert abs(x["normal"].mean()) < 0.05 and abs(x["normal"].std() - 1) < 0.05
-    assert x["uniform"].min() >= 0 and abs(x["uniform"].mean() - 0.5) < 0.02 and np.isnan(x["special"]).any()
+    assert x["uniform"].min() >= 0 and abs(x["uniform"].mean() - 0.5) < 0.02
+
+
+@pytest.mark.every_choice
+def test_special_numbers_are_many_or_one_or_a_run() -> None:
+    drawn = [fill(generator("special", k), (50, 41), "special") for k in range(60)]
+    odd = np.array([np.count_nonzero(~np.isfinite(x)) for x in drawn])
+    assert np.isnan(drawn).any() and np.isinf(drawn).any() and (odd > 200).any() and (odd == 1).any()
+    assert max(np.diff(np.flatnonzero(np.diff(np.isneginf(x).ravel()))).max(initial=0) for x in drawn) > 50
 
 
 @pytest.mark.every_choice
