@@ -109,11 +109,11 @@ def test_doubles() -> None:
 
 
 @pytest.mark.every_choice
-def test_special_numbers_are_many_or_one_or_a_run() -> None:
-    drawn = [fill(generator("special", k), (50, 41), "special") for k in range(60)]
-    odd = np.array([np.count_nonzero(~np.isfinite(x)) for x in drawn])
+def test_special_numbers_are_many_or_one_or_rows() -> None:
+    drawn = np.array([fill(generator("special", k), (50, 41), "special") for k in range(60)])
+    odd = np.count_nonzero(~np.isfinite(drawn), axis=(1, 2))
     assert np.isnan(drawn).any() and np.isinf(drawn).any() and (odd > 200).any() and (odd == 1).any()
-    assert max(np.diff(np.flatnonzero(np.diff(np.isneginf(x).ravel()))).max(initial=0) for x in drawn) > 50
+    assert np.isneginf(drawn).all(axis=2).any()
 
 
 @pytest.mark.every_choice

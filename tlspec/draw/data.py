@@ -6,8 +6,8 @@ data class    values
 normal        N(0, 1)
 uniform       [0, 1), multiples of 2^-24
 wide          every finite float32 is equally likely to be hit by exponent: all binades, subnormals, both signs
-special       normal, sprinkled with ±0, ±inf, NaN, subnormals, ties, and for rounded-once operations ±max; or with one of
-              these alone, often near the end, or a run of one of them, often of -inf, as masks and paddings write it
+special       normal, sprinkled with ±0, ±inf, NaN, subnormals, ties, and for rounded-once operations ±max, or with one of
+              these, often near the end; and in some arrays rows of one of them alone, often of -inf, as masks leave them
 integers      small integers whose sums and products stay below 2^24, so every summation order is exact: tolerance 0
 structured    constant, one-hot, ascending, few distinct values, zeros, alternating signs; short significands, because a
               rounding repeated on equal data is biased and the probabilistic bounds do not cover it
@@ -143,8 +143,7 @@ def fill(
     elif data == "special":
         x = rng.standard_normal(n, dtype=np.float32)
         pool = np.concatenate([_SPECIALS, _EXTREMES]) if extremes else _SPECIALS
-        kind = rng.random()
-        if kind < 0.5 or n < 4:
+        if rng.random() < 0.8 or n < 4:
             # a rate that leaves most rows of a large array with some ordinary results
             rate = float(rng.choice([0.3, 0.05, 0.005])) if n > 1000 else 0.3
             hit = rng.random(n) < rate
@@ -152,11 +151,12 @@ def fill(
             ties = rng.random(n) < 0.1
             if n:
                 x[ties] = x[rng.integers(0, n, size=int(ties.sum()))]
-        elif kind < 0.8:
-            x[n - 1 - int(rng.integers(n // 16 + 1)) if rng.integers(2) else int(rng.integers(n))] = rng.choice(pool)
         else:
-            first, length = int(rng.integers(n)), int(rng.integers(1, n // 2 + 2))
-            x[first : first + length] = -np.inf if rng.integers(2) else rng.choice(pool)
+            x[n - 1 - int(rng.integers(n // 16 + 1)) if rng.integers(2) else int(rng.integers(n))] = rng.choice(pool)
+        if n and rng.random() < 0.3:
+            last = max(shape[-1] if shape else 1, 1)
+            first, count = (int(rng.integers(n // last)) for _ in range(2))
+            x[first * last : (first + count // 2 + 1) * last] = -np.inf if rng.integers(2) else rng.choice(pool)
     elif data == "integers":
         x = _in_parts(
             rng, n, lambda own, count: own.integers(-span, span, size=count, endpoint=True).astype(np.float32)
