@@ -1,5 +1,6 @@
 """The operations as functions of JAX's arrays: under jit, with gradients, over batches, from several threads."""
 
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from tests.runtime import foreign_rows
 from tests.runtime.foreign_rows import bits, cases
 from tlrt import _foreign, kernels
 from tlrt._binding import handles
+from tlrt.errors import ArgumentTypeError
 from tlrt.verify.run import Runtime
 from tlspec.drawn import cotangent_names
 from tlspec.registry import Op
@@ -116,6 +118,23 @@ def test_integers_that_32_bits_do_not_hold_are_out_of_range(operation: Op, kind:
                 out, pull = jax.vjp(jax.jit(call), *numbers)
                 found.append([bits(np.asarray(x)) for x in (out, *pull(jnp.ones_like(out)))])
             assert found[0] == found[1]
+
+
+with jax.enable_x64(True):
+    OF_TYPES = {k: jnp.zeros(1, k) for k in ("float16", "bfloat16", "float32", "float64", "int8", "int32", "bool")}
+
+
+@pytest.mark.parametrize("name", functions.functions())
+def test_arrays_of_other_types_are_refused(name: str) -> None:
+    """Each array of each function in turn: none is converted, but integers of any width where integers are due."""
+    case = next(iter(cases(next(r for r in ROWS if r.name == name), 1)))
+    values = foreign_rows.arguments(case, lambda x: OF_TYPES["int32" if x.dtype == np.int64 else "float32"])
+    for i, (kind, array) in itertools.product(split(values)[1], OF_TYPES.items()):
+        due = jnp.integer if values[i].dtype == jnp.int32 else jnp.float32
+        if not jnp.issubdtype(array.dtype, due):
+            refused = pytest.raises(ArgumentTypeError, match=f"tlrt.jax.{name}: .*: got {kind}")
+            with jax.enable_x64(kind == "float64"), refused:
+                functions.function(name)(*with_arrays(values, [i], [array]))
 
 
 NUMBERS = (float, np.float64, np.float32, np.float16, np.array, jnp.float32, jnp.bfloat16, np.int64, bool)

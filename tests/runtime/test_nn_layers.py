@@ -1,5 +1,6 @@
 """tlrt.nn: what single layers compute, running statistics, modes, containers, schedules, and misuse."""
 
+import inspect
 import math
 import re
 
@@ -412,3 +413,58 @@ def test_convolutions_of_groups_by_their_layers(s, groups):
             s.conv2d(conv.weight, None, s.const(np.ones((5, 7, 8))), groups=wrong or -1)
     with assert_raises_regex(errors.ArgumentError, "conv2d: padding: got 'same'"):
         s.conv2d(s.const(np.ones((1, 1, 2, 2))), None, s.const(np.ones((1, 4, 4))), 2, "same")
+
+
+#: layers -> their required arguments, and the shape of an input, which for words is none
+REQUIRED = {
+    "Linear": ((4, 3), (2, 4)), "Embedding": ((5, 3), ()), "LayerNorm RMSNorm": ((6,), (2, 6)), "GroupNorm": ((2, 4), (2, 4, 3)),
+    "BatchNorm InstanceNorm": ((4,), (5, 4, 3)), "Conv ConvTranspose": ((4, 8, 2), (4, 4, 5, 5)), "LSTM GRU": ((4, 3), (5, 2, 4)),
+    "MaxPool AvgPool SmoothMaxPool": ((2,), (2, 4, 6, 6)), "AdaptiveAvgPool Upsample Dropout": ((), (2, 4, 6)),
+    "MultiHeadAttention TransformerBlock": ((8, 2), (2, 5, 8)), "SelectiveScan MambaBlock": ((6,), (5, 2, 6)),
+    "SpectralConv1d FNOBlock1d": ((4, 3), (9, 4)), "SpectralConv2d FNOBlock2d": ((4, 3), (2, 4, 6, 6)),
+}  # fmt: skip
+#: what options may be that their default does not tell
+OTHERWISE = {
+    "weight_init": nn.init.uniform, "bias_init": nn.init.normal, "kv_heads": 1, "rotary": 10.0, "window": 2, "bias": True,
+    "dim_feedforward": 5, "norm": "rms", "eps": 0.5, "activation": "relu", "stride": 3, "rank": 3,
+}  # fmt: skip
+#: options that say nothing alone
+BESIDE = {
+    "ConvTranspose.output_padding": {"stride": 2},
+    "LSTM.dropout": {"num_layers": 2},
+    "GRU.dropout": {"num_layers": 2},
+}
+OTHERS = {"Layer", "Sequential", "ModuleList", "KeyValueCache", "init", "schedules"}
+OPTIONS = [
+    (layer, option, about.default)
+    for layer in nn.__all__ if layer not in OTHERS
+    for option, about in inspect.signature(getattr(nn, layer)).parameters.items()
+    if about.default is not about.empty and option != "name"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layer", "option", "default"), OPTIONS)
+def test_no_option_is_ignored(layer, option, default):
+    """Another value than the default changes parameters, results in one of the modes, gradients, or what is kept afterwards."""
+    kind, beside = getattr(nn, layer), BESIDE.get(f"{layer}.{option}", {})
+    [(arguments, shape)] = [about for names, about in REQUIRED.items() if layer in names.split()]
+    known = inspect.signature(kind).parameters
+    told = {bool: lambda: not default, int: lambda: default + 1, float: lambda: default / 2 + 0.125}
+    value = told.get(type(default), lambda: OTHERWISE[option])()
+
+    def found(**options):
+        with Session("cpu", seed=5) as s:
+            made = kind(
+                *[s] * ("session" in known), *arguments, **({"name": "l"} if "name" in known else {}), **options
+            )
+            seen = [(p.name, p.value.tolist()) for p in made.parameters()]
+            x = s.param(np.random.default_rng(3).standard_normal(shape), "x")
+            for training in (False, True):
+                y = made(s.use(x) if shape else [4, 0, 4], training=training)
+                y = y[0] if isinstance(y, tuple) else y
+                s.backward(s.reduce_sum(s.square(y)))
+                seen += [y.numpy().tolist(), [p.grad.numpy().tolist() for p in s.gradients]]
+                s.reset()
+            return seen + [p.value.tolist() for p in made.parameters()]
+
+    assert found(**beside, **{option: value}) != found(**beside)

@@ -1,6 +1,7 @@
 """Parameter groups: each group goes as an optimiser of its own would, eagerly, captured, and resumed from a checkpoint."""
 
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,34 @@ def test_groups_are_optimisers_side_by_side(device, case, captured, tmp_path):
         each.train(captured)
     assert whole.bits() == apart.bits() == resumed.bits()
     assert whole.bits() != Grouped(device, case, True).bits()
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("frozen", list(itertools.product((False, True), repeat=4))[:-1], ids=str)
+@pytest.mark.parametrize("case", GROUPS)
+def test_any_of_the_parameters_may_be_frozen(device, case, frozen, captured):
+    """The others go on as each would alone, and the frozen ones stay."""
+    kind, own, written = GROUPS[case]
+    with Session(device) as s:
+        whole, alone = ([s.param(START * (i + 1), f"{name}{i}") for i in range(4)] for name in ("whole", "alone"))
+        trained = [kind([p], **{"lr": 0.1, **(own if i > 1 else {})}) for i, p in enumerate(alone)]
+        trained.append(kind([{"params": whole[:2]}, {"params": whole[2:], **(written or own)}], lr=0.1))
+
+        def step():
+            s.backward(s.reduce_sum(s.square(s.concat([s.use(p) for p in (*whole, *alone)]))))
+            for each in trained:
+                each.step()
+
+        step(), s.reset()
+        before = [p.value.tolist() for p in whole]
+        trained = [o for o, still in zip(trained, (*frozen, False), strict=True) if not still]
+        for p, still in zip(whole, frozen, strict=True):
+            p.requires_grad = not still
+        run = s.capture(step) if captured else step
+        run(), s.reset(), run()
+        after, wanted = ([p.value.tolist() for p in ps] for ps in (whole, alone))
+        assert after == wanted and [a == b for a, b in zip(after, before, strict=True)] == list(frozen)
 
 
 def test_a_checkpoint_restores_what_groups_share(s, tmp_path):

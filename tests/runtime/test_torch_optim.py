@@ -2,6 +2,8 @@
 clipping and scaling."""
 
 import inspect
+import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -187,6 +189,31 @@ def test_gradients_are_scaled(fused: bool) -> None:
     with mode.reproducible(strict=True):
         found = run()
     assert found[1] == expected[1] and torch.allclose(found[0], expected[0], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("number", [None, torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("shapes", [((2, 5), (3,), ()), ((1,),), ((4, 0), (65, 65), (7,), (2, 3, 2))], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_wrong_gradient_of_several_skips_the_step(device: str, shapes: Any, fused: bool, number: Any) -> None:
+    """Whichever it is and wherever in it the number stands, whether gradients are unscaled before the step or by it."""
+    places = [(i, j) for i, n in enumerate(map(math.prod, shapes)) for j in range(0, n, max(n - 1, 1))]
+    for (wrong, element), unscaled in itertools.product(places, (False, True)):
+        weights = [nn.Parameter(drawn(i, *s).to(place(device))) for i, s in enumerate(shapes)]
+        optimizer = torch.optim.SGD(weights, lr=0.5, fused=fused)
+        scaler = torch.amp.GradScaler(device, init_scale=4.0)
+        scaler.scale(weights[0])  # makes the scale
+        expected = [w.detach() * (number is not None) for w in weights]  # 0 = w - 0.5 * (8 * w / 4)
+        for w in weights:
+            w.grad = 8 * w.detach()
+        if number is not None:
+            weights[wrong].grad.view(-1)[element] = number
+        with mode.reproducible(strict=True):
+            if unscaled:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        assert equal(weights, expected) and scaler.get_scale() == (4.0 if number is None else 2.0)
 
 
 @pytest.mark.parametrize("overflow", [0.0, 1.0])

@@ -131,8 +131,6 @@ def ctc_loss_backward(
     shares = torch.where(through == -math.inf, 0.0, shares)
     by_label = torch.zeros_like(log_probs).scatter_add(2, whole.expand(scores.shape), shares)
     found = (log_probs.exp() - by_label) * g[:, None]
+    found = torch.where((loss == math.inf)[:, None], 0.0 if zero_infinity else math.nan, found)
     over = torch.arange(log_probs.shape[0], device=log_probs.device)[:, None] >= times
-    found = torch.where(over[:, :, None], 0.0, found)
-    if zero_infinity:
-        found = torch.where((loss == math.inf)[:, None], 0.0, found)
-    return found
+    return torch.where(over[:, :, None], 0.0, found)
