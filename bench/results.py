@@ -102,12 +102,17 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     },
     "growth": {"name": "what", "size": "of", "sizes": "sizes", "figure_is": "figure", "figure": "value", "limit": "limit"},
     "beside": {"op": "operation", "size": "size", "ms": "ms", "before_ms": "before", "ratio": "times faster"},
+    "models": {
+        "model": "model", "family": "family", "batch": "batch", "math": "mode", "rows": "rows", "ms": "ms",
+        "ratio": "times faster than PyTorch", "geomean": "geomean of rows", "least": "least", "timed": "share that was timed",
+    },
     "torch-models": {
         "model": "model", "device": "device", "batch": "batch", "ms": "ms", "plain_ms": "plain PyTorch, ms",
         "ratio": "times slower", "memory": "memory, times",
     },
 }  # fmt: skip
 TITLES = {
+    "models": "The work of a model's training step, kernel by kernel, beside PyTorch",
     "steps": "Training steps, beside PyTorch", "drawn": "Drawn shapes, beside PyTorch", "growth": "How cost and error grow",
     "beside": "Fixed rows, beside earlier checkouts: those that gained least",
 }  # fmt: skip

@@ -153,10 +153,10 @@ def fill(
                 x[ties] = x[rng.integers(0, n, size=int(ties.sum()))]
         else:
             x[n - 1 - int(rng.integers(n // 16 + 1)) if rng.integers(2) else int(rng.integers(n))] = rng.choice(pool)
-        if n and rng.random() < 0.3:
-            last = max(shape[-1] if shape else 1, 1)
-            first, count = (int(rng.integers(n // last)) for _ in range(2))
-            x[first * last : (first + count // 2 + 1) * last] = -np.inf if rng.integers(2) else rng.choice(pool)
+        last = max(shape[-1] if shape else 1, 1)
+        if (rows := n // last) > 1 and rng.random() < 0.3:
+            first, count = int(rng.integers(rows)), int(rng.integers(1, rows // 2 + 1))
+            x[first * last : (first + count) * last] = -np.inf if rng.integers(2) else rng.choice(pool)
     elif data == "integers":
         x = _in_parts(
             rng, n, lambda own, count: own.integers(-span, span, size=count, endpoint=True).astype(np.float32)
