@@ -389,9 +389,10 @@ typedef struct tally {
     volatile float tiny; /* a subnormal, which is 0 where it is flushed */
 } tally;
 
+/* A task does those of its own itself, but where another thread owned the pool when the task began and has left it meanwhile. */
 static void count_inner(void *arg, int64_t task, int32_t worker)
 {
-    ((tally *)arg)->bad += worker != 0 || task < 0;
+    ((tally *)arg)->bad += worker < 0 || worker >= tl_workers() || task < 0;
     ((tally *)arg)->inner++;
 }
 
