@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tlspec.bounds import F64, call_reference
+from tlspec.case import as_tuple
 from tlspec.compare import Comparison, compare, joined
 from tlspec.draw.cases import Case, Expected
 from tlspec.formats import FORMATS, Format
@@ -245,8 +246,8 @@ def with_results(case: Case, format: Format) -> Case:
     if all(r in known for r in case.op.rule.reads):
         return case
     with np.errstate(all="ignore"):
-        outs = call_reference(case.op.reference, case.wide_inputs, case.values)
-    for array, out in zip(case.op.signature.outputs, outs if isinstance(outs, tuple) else (outs,), strict=True):
+        outs = as_tuple(call_reference(case.op.reference, case.wide_inputs, case.values))
+    for array, out in zip(case.op.signature.outputs, outs, strict=True):
         known[array.name] = format.round(out).astype(np.float64 if format.precision > 24 else np.float32)
     return replace(case, given={r: known[r] for r in case.op.rule.reads})
 
