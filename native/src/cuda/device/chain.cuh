@@ -488,7 +488,7 @@ struct tl_chain_plan {
 template <class P>
 constexpr bool TL_CHAIN_THIN = P::TILES != tl_chain_choice::SMALL && P::TILES != tl_chain_choice::MEDIUM;
 
-/* Rounds of `tiles` parts on all multiprocessors, over those of which no multiprocessor were idle. */
+/* How many times as long tiles take as if no multiprocessor were idle in the last round. */
 static inline double tl_chain_idle(int64_t tiles, int64_t sms)
 {
     return (double)(tl_ceil_div(tiles, sms) * sms) / (double)tiles;
