@@ -285,6 +285,30 @@ def test_a_function_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.verdict == "fail" and all(f.text.startswith("out1") for f in found.findings), found
 
 
+class Scaled(torch.autograd.Function):  # type: ignore[misc, name-defined]
+    """x·istd·w over rows, whose gradient sums products with x·istd, where PyTorch's formula sums products with x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any) -> Any:
+        istd = ((x * x).mean(1, keepdim=True) + 1e-5).rsqrt()
+        ctx.save_for_backward(x, w, istd)
+        return x * istd * w
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:  # type: ignore[override]
+        x, w, istd = ctx.saved_tensors
+        of_row = (x * istd * (g * w)).sum(1, keepdim=True)
+        return (g * w - x * istd / x.shape[1] * of_row) * istd, (g * x * istd).sum(0)
+
+
+def test_whole_numbers_leave_room_for_other_formulas_of_a_gradient() -> None:
+    def reference(x: Any, w: Any) -> Any:
+        return torch.nn.functional.rms_norm(x, x.shape[1:], w, 1e-5)
+
+    report = check_function(Scaled, reference, lambda _: (torch.randn(33, 1025), torch.randn(1025)), cases=8)
+    assert report.ok, report
+
+
 #: what references compute: a name -> a function of x (4, 6, 8), and whether it is narrow around the result of float32
 EXPRESSIONS: dict[str, Callable[[Any], Any]] = {
     "linear": lambda x: F.linear(x, x[0], x[0, :, 0]), "softmax": lambda x: F.softmax(x, -1),

@@ -14,7 +14,7 @@ import contextlib
 import importlib
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,11 +88,14 @@ class Tracker:
         if tensor.is_complex() or tensor.is_quantized or tensor.is_sparse:
             raise UnknownOperator(f"a tensor of {tensor.dtype}: running error analysis knows real numbers")
         value = tensor.detach().numpy()
-        entry = self.entries.get(self._key(tensor))
+        entry, model = self.entries.get(self._key(tensor)), self.model
+        if self.torch._C._current_autograd_node() is not None:
+            # sums of whole numbers in PyTorch's formula of a gradient may be sums of fractions in the kernel's
+            model = replace(model, exact=False)
         if entry is None:
-            return ErrorArray(value, 0.0, self.model) if value.dtype.kind == "f" else value
+            return ErrorArray(value, 0.0, model) if value.dtype.kind == "f" else value
         of = entry.sum_of and entry.sum_of.moved(lambda a: _view(a, tensor))
-        return ErrorArray(value, _view(entry.error, tensor), self.model, of)
+        return ErrorArray(value, _view(entry.error, tensor), model, of)
 
     def result(self, tensor: Any) -> Tracked:
         """What is known of a tensor."""
