@@ -95,7 +95,8 @@ def layer_norm(x, gamma, beta, eps):
 @layer_norm.formula()
 def _scaled_and_shifted(x, gamma, beta, eps):
     mu, _, istd = statistics(x, eps)
-    return x * istd * gamma + (beta - mu * istd * gamma)
+    scale = istd * gamma
+    return x * scale + (beta - mu * scale)
 
 
 @layer_norm.formula()
