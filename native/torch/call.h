@@ -54,6 +54,11 @@ class Buffer {
     {}
     /* Of the first n elements of a tensor's memory. */
     Buffer(torchlean_context *context, const at::Tensor &t, uint32_t n, Content content = AS_FLOATS);
+    /* Of n numbers. */
+    Buffer(torchlean_context *context, float *numbers, uint32_t n)
+    {
+        check(torchlean_cuda_buffer_wrap(context, numbers, n, false, &handle));
+    }
     Buffer(const Buffer &) = delete;
     Buffer &operator=(const Buffer &) = delete;
     ~Buffer()

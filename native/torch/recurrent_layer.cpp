@@ -19,11 +19,18 @@ using torch::autograd::variable_list;
 
 constexpr int64_t GATES[] = {4, 3, 1, 1};
 
+/* Rows of a row-major tensor, without a tensor of their own, which costs as much as a small kernel. */
+struct Rows {
+    at::Tensor all;
+    int64_t first = 0, count = 0;
+    at::Tensor tensor() const { return count == all.size(0) ? all : all.narrow(0, first, count); }
+};
+
 /* The steps of a sequence in the order of computation: the first row of each among all rows, and its number of rows. */
 struct Steps {
     std::vector<int64_t> first, rows;
     int64_t all() const { return std::accumulate(rows.begin(), rows.end(), INT64_C(0)); }
-    at::Tensor of(const at::Tensor &t, size_t step) const { return t.narrow(0, first[step], rows[step]); }
+    Rows of(const at::Tensor &t, size_t step) const { return {t, first[step], rows[step]}; }
     /* All rows of the steps' tensors, in the order of the sequence. */
     at::Tensor joined(std::vector<at::Tensor> parts) const
     {
@@ -48,26 +55,26 @@ Steps steps_of(at::IntArrayRef rows, bool reverse)
     return s;
 }
 
-/* A state that is handed from step to step: rows join it from `more`, and rows that leave it are kept. */
+/* A state that is handed from step to step: rows join it from `more`, and of rows that leave it a copy is kept. */
 struct Running {
-    at::Tensor value, more;
+    Rows value;
+    at::Tensor more;
     std::vector<at::Tensor> ended;
     Running() = default;
-    Running(const at::Tensor &more, int64_t rows) : value(more.narrow(0, 0, rows)), more(more) {}
+    Running(const at::Tensor &more, int64_t rows) : value{plain(more), 0, rows}, more(value.all) {}
     void resize(int64_t rows)
     {
-        const int64_t had = value.size(0);
-        if (rows > had) value = at::cat({value, more.narrow(0, had, rows - had)});
+        const int64_t had = value.count;
+        if (rows > had) value = {at::cat({value.tensor(), more.narrow(0, had, rows - had)}), 0, rows};
         if (rows < had) {
-            ended.push_back(value.narrow(0, rows, had - rows));
-            value = value.narrow(0, 0, rows);
+            ended.push_back(Rows{value.all, value.first + rows, had - rows}.tensor().clone());
+            value.count = rows;
         }
     }
     /* The state of all rows, where each ended. */
-    at::Tensor all()
+    at::Tensor all() const
     {
-        if (ended.empty()) return value;
-        std::vector<at::Tensor> parts = {value};
+        std::vector<at::Tensor> parts = {value.tensor()};
         parts.insert(parts.end(), ended.rbegin(), ended.rend());
         return at::cat(parts);
     }
@@ -92,48 +99,60 @@ Result composed(Kind kind, const at::Tensor &x, const Steps &steps, const at::Te
     std::vector<at::Tensor> ys;
     for (size_t t = 0; t < steps.rows.size(); t++) {
         h.resize(steps.rows[t]);
-        const at::Tensor from = steps.of(inputs, t);
-        at::Tensor product = at::mm(h.value, w.hh.t());
+        const at::Tensor from = steps.of(inputs, t).tensor(), before = h.value.tensor();
+        at::Tensor product = at::mm(before, w.hh.t()), next;
         if (kind == GRU && w.b_hh.defined()) product = product.add(w.b_hh);
         if (kind == LSTM) {
             c.resize(steps.rows[t]);
             const at::Tensor a = product.add(from), s = a.sigmoid(), g = a.narrow(1, 2 * n, n).tanh();
-            c.value = s.narrow(1, n, n).mul(c.value).add(s.narrow(1, 0, n).mul(g));
-            h.value = s.narrow(1, 3 * n, n).mul(c.value.tanh());
-            if (w.hr.defined()) h.value = at::mm(h.value, w.hr.t());
+            const at::Tensor cell = s.narrow(1, n, n).mul(c.value.tensor()).add(s.narrow(1, 0, n).mul(g));
+            c.value = {cell, 0, cell.size(0)};
+            next = s.narrow(1, 3 * n, n).mul(cell.tanh());
+            if (w.hr.defined()) next = at::mm(next, w.hr.t());
         } else if (kind == GRU) {
             const at::Tensor rz = product.narrow(1, 0, 2 * n).add(from.narrow(1, 0, 2 * n)).sigmoid();
             const at::Tensor g =
                 rz.narrow(1, 0, n).mul(product.narrow(1, 2 * n, n)).add(from.narrow(1, 2 * n, n)).tanh();
-            h.value = h.value.sub(g).mul(rz.narrow(1, n, n)).add(g);
+            next = before.sub(g).mul(rz.narrow(1, n, n)).add(g);
         } else {
             const at::Tensor a = product.add(from);
-            h.value = kind == TANH ? a.tanh() : a.relu();
+            next = kind == TANH ? a.tanh() : a.relu();
         }
-        ys.push_back(h.value);
+        h.value = {next, 0, next.size(0)};
+        ys.push_back(next);
     }
     return {steps.joined(ys), h.all(), kind == LSTM ? c.all() : at::Tensor()};
 }
 
 /* ---- a layer of the library's cells ------------------------------------------------------------------------------------------ */
 
-/* A step's rows of a tensor of all rows, to be written: where they do not begin with whole 16 bytes, through a tensor of their own. */
-class Slot {
+/* A buffer of rows; of a copy where they do not begin with whole 16 bytes, which is written back. */
+class Operand {
   public:
-    Slot(const at::Tensor &all, const Steps &steps, size_t step)
+    enum Use { READ, WRITTEN };
+    Operand(torchlean_context *context, const Rows &rows, Use use = READ)
     {
-        if (!all.defined()) return;
-        place = t = steps.of(all, step);
-        if ((uintptr_t)t.const_data_ptr() % 16) t = fresh(all, place.sizes());
+        if (!rows.all.defined()) return;
+        const int64_t width = rows.all.size(1);
+        const float *begin = rows.all.const_data_ptr<float>() + rows.first * width;
+        if ((uintptr_t)begin % 16) {
+            const at::Tensor place = rows.tensor();
+            copy = use == READ ? place.clone() : fresh(place, place.sizes());
+            begin = copy.const_data_ptr<float>();
+            if (use == WRITTEN) written = place;
+        }
+        buffer.emplace(context, const_cast<float *>(begin), u32(rows.count * width));
     }
-    at::Tensor t;
-    ~Slot()
+    ~Operand()
     {
-        if (!t.is_same(place)) place.copy_(t);
+        if (written.defined()) written.copy_(copy);
     }
+    operator torchlean_buffer *() const { return buffer ? (torchlean_buffer *)*buffer : nullptr; }
+    torchlean_buffer **out() { return buffer->out(); }
 
   private:
-    at::Tensor place;
+    std::optional<Buffer> buffer;
+    at::Tensor copy, written;
 };
 
 /* While it lasts, views and new tensors pass by the block and by autograd, which otherwise cost more than a step's kernels. */
@@ -143,17 +162,17 @@ struct BelowBlock {
 };
 
 /* y = x·w */
-void multiply(torchlean_context *context, const at::Tensor &x, const at::Tensor &w, const at::Tensor &y)
+void multiply(torchlean_context *context, const Rows &x, const at::Tensor &w, const Rows &y)
 {
-    Buffer out(context, y);
-    check(torchlean_cuda_buffer_matmul(Buffer(context, x), Buffer(context, w), u32(x.size(0)), u32(x.size(1)),
-                                       u32(y.size(1)), out.out()));
+    Operand out(context, y, Operand::WRITTEN);
+    check(torchlean_cuda_buffer_matmul(Operand(context, x), Buffer(context, w), u32(x.count), u32(x.all.size(1)),
+                                       u32(y.all.size(1)), out.out()));
 }
 
-void add(torchlean_context *context, const at::Tensor &a, const at::Tensor &b, const at::Tensor &y)
+void add(torchlean_context *context, const Rows &a, const Rows &b, const Rows &y)
 {
-    Buffer out(context, y);
-    check(torchlean_cuda_buffer_add(Buffer(context, a), Buffer(context, b), out.out()));
+    Operand out(context, y, Operand::WRITTEN);
+    check(torchlean_cuda_buffer_add(Operand(context, a), Operand(context, b), out.out()));
 }
 
 /* What a gradient reads of a layer. */
@@ -184,40 +203,41 @@ Made compute(Kind kind, const at::Tensor &x, const Steps &steps, const at::Tenso
     for (size_t t = 0; t < steps.rows.size(); t++) {
         const int64_t b = steps.rows[t];
         h.resize(b);
-        const at::Tensor before = plain(h.value), from = plain(steps.of(inputs, t)), product = products.narrow(0, 0, b);
-        multiply(context, before, hh, product);
-        Slot y(made.y, steps, t);
+        const Rows from = steps.of(inputs, t), product = {products, 0, b}, y = steps.of(made.y, t);
+        multiply(context, h.value, hh, product);
         if (kind == LSTM) {
             c.resize(b);
-            Slot gates(made.gates, steps, t), cell(made.cells, steps, t);
-            const at::Tensor cell_before = plain(c.value), out = hr.defined() ? hidden.narrow(0, 0, b) : y.t;
-            Buffer all_gates(context, gates.t), next(context, cell.t), found(context, out);
-            check(torchlean_cuda_buffer_lstm_cell(Buffer(context, from), Buffer(context, product),
-                                                  Buffer(context, cell_before), u32(b), u32(n), all_gates.out(),
-                                                  next.out(), found.out()));
-            c.value = cell.t;
-            if (hr.defined()) multiply(context, out, hr, y.t);
+            const Rows out = hr.defined() ? Rows{hidden, 0, b} : y, cell = steps.of(made.cells, t);
+            {
+                Operand gates(context, steps.of(made.gates, t), Operand::WRITTEN),
+                    next(context, cell, Operand::WRITTEN), found(context, out, Operand::WRITTEN);
+                check(torchlean_cuda_buffer_lstm_cell(Operand(context, from), Operand(context, product),
+                                                      Operand(context, c.value), u32(b), u32(n), gates.out(),
+                                                      next.out(), found.out()));
+            }
+            c.value = cell;
+            if (hr.defined()) multiply(context, out, hr, y);
         } else if (kind == GRU) {
-            Slot gates(made.gates, steps, t), inner(made.inner, steps, t);
-            Buffer all_gates(context, gates.t), kept(context, inner.t), found(context, y.t);
-            check(torchlean_cuda_buffer_gru_cell(Buffer(context, from), Buffer(context, product), Buffer(context, b_hh),
-                                                 Buffer(context, before), u32(b), u32(n), all_gates.out(), kept.out(),
-                                                 found.out()));
+            Operand gates(context, steps.of(made.gates, t), Operand::WRITTEN),
+                inner(context, steps.of(made.inner, t), Operand::WRITTEN), found(context, y, Operand::WRITTEN);
+            check(torchlean_cuda_buffer_gru_cell(Operand(context, from), Operand(context, product),
+                                                 Buffer(context, b_hh), Operand(context, h.value), u32(b), u32(n),
+                                                 gates.out(), inner.out(), found.out()));
         } else {
-            const at::Tensor a = product.add(from);
-            y.t.copy_(kind == TANH ? a.tanh() : a.relu());
+            const at::Tensor a = product.tensor().add(from.tensor());
+            y.tensor().copy_(kind == TANH ? a.tanh() : a.relu());
         }
-        h.value = y.t;
+        h.value = y;
     }
-    made.h = h.all().clone(); /* memory of its own */
-    if (kind == LSTM) made.c = c.all().clone();
+    made.h = h.all();
+    if (kind == LSTM) made.c = c.all();
     return made;
 }
 
 /* The state before a step, by that after each, where all steps have the same rows. */
-at::Tensor before_step(const at::Tensor &after, const at::Tensor &first, const Steps &steps, size_t step)
+Rows before_step(const at::Tensor &after, const at::Tensor &first, const Steps &steps, size_t step)
 {
-    return step == 0 ? first : steps.of(after, step - 1);
+    return step == 0 ? Rows{first, 0, first.size(0)} : steps.of(after, step - 1);
 }
 
 bool is_even(const Steps &steps)
@@ -236,7 +256,7 @@ at::Tensor befores(const at::Tensor &after, const at::Tensor &first, const Steps
     std::vector<at::Tensor> parts;
     for (size_t t = 0; t < steps.rows.size(); t++) {
         state.resize(steps.rows[t]);
-        parts.push_back(state.value);
+        parts.push_back(state.value.tensor());
         state.value = steps.of(after, t);
     }
     return steps.joined(parts);
@@ -252,8 +272,9 @@ Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::T
                     const at::Tensor &gc)
 {
     const int64_t n = w.hh.size(0) / GATES[kind], last = steps.rows.back(), all = steps.all();
-    const at::Tensor hh = plain(w.hh), hr = w.hr.defined() ? plain(w.hr) : w.hr;
+    const at::Tensor hh = plain(w.hh), hr = w.hr.defined() ? plain(w.hr) : w.hr, above = gy.defined() ? plain(gy) : gy;
     const bool even = is_even(steps);
+    const at::Tensor first_h = plain(h0), first_c = kind == LSTM ? plain(c0) : c0;
     const at::Tensor before = even || kind != GRU ? at::Tensor() : befores(made.y, h0, steps),
                      cells_before = even || kind != LSTM ? at::Tensor() : befores(made.cells, c0, steps);
     /* of the products with the input's and with the hidden weights, which differ in a GRU alone */
@@ -266,54 +287,61 @@ Grads differentiate(Kind kind, const Made &made, const Steps &steps, const at::T
     Running dh(rows(gh, h0), last), dc;
     if (kind == LSTM) dc = Running(rows(gc, c0), last);
     const at::Tensor states = hr.defined() ? fresh(made.y, {all, h0.size(1)}) : at::Tensor();
+    /* what steps use in turn */
+    const int64_t most = std::max(steps.rows[0], last);
+    const auto turn = [&](int64_t width) { return fresh(made.y, {most, width}); };
+    const at::Tensor sum = turn(h0.size(1)), of_h = turn(h0.size(1)), inside = hr.defined() ? turn(n) : hr,
+                     of_c[] = {turn(n), turn(n)};
     torchlean_context *const context = context_of(x);
     std::optional<BelowBlock> below;
     if (kind <= GRU) below.emplace();
     for (size_t t = steps.rows.size(); t-- > 0;) {
         const int64_t b = steps.rows[t];
         dh.resize(b);
-        at::Tensor d = plain(dh.value);
-        if (gy.defined()) {
-            const at::Tensor sum = fresh(d, d.sizes());
-            add(context, d, plain(steps.of(gy, t)), sum);
-            d = sum;
+        Rows d = dh.value;
+        if (above.defined()) {
+            d = {sum, 0, b};
+            add(context, dh.value, steps.of(above, t), d);
         }
-        Slot from(inputs, steps, t);
-        dh.value = fresh(d, {b, h0.size(1)});
+        const Rows from = steps.of(inputs, t);
+        dh.value = {of_h, 0, b};
         if (hr.defined()) {
-            steps.of(states, t).copy_(d);
-            const at::Tensor inside = fresh(d, {b, n});
-            multiply(context, d, hr, inside);
-            d = inside;
+            steps.of(states, t).tensor().copy_(d.tensor());
+            multiply(context, d, hr, {inside, 0, b});
+            d = {inside, 0, b};
         }
-        const auto step = [&](const at::Tensor &tensor) { return plain(steps.of(tensor, t)); };
         const auto step_before = [&](const at::Tensor &all, const at::Tensor &after, const at::Tensor &first) {
-            return even ? plain(before_step(after, first, steps, t)) : step(all);
+            return even ? before_step(after, first, steps, t) : steps.of(all, t);
         };
         if (kind == LSTM) {
             dc.resize(b);
-            const at::Tensor gates = step(made.gates), c = step_before(cells_before, made.cells, c0),
-                             cell = step(made.cells), above = plain(dc.value), next = fresh(d, {b, n});
-            Buffer gx(context, from.t), g_before(context, next);
-            check(torchlean_cuda_buffer_lstm_cell_bwd(Buffer(context, gates), Buffer(context, c), Buffer(context, cell),
-                                                      Buffer(context, above), Buffer(context, d), u32(b), u32(n),
-                                                      gx.out(), nullptr, g_before.out()));
+            const Rows next = {of_c[t % 2], 0, b};
+            {
+                Operand gx(context, from, Operand::WRITTEN), g_before(context, next, Operand::WRITTEN);
+                check(torchlean_cuda_buffer_lstm_cell_bwd(
+                    Operand(context, steps.of(made.gates, t)),
+                    Operand(context, step_before(cells_before, made.cells, first_c)),
+                    Operand(context, steps.of(made.cells, t)), Operand(context, dc.value), Operand(context, d), u32(b),
+                    u32(n), gx.out(), nullptr, g_before.out()));
+            }
             dc.value = next;
-            multiply(context, from.t, hh, dh.value);
+            multiply(context, from, hh, dh.value);
         } else if (kind == GRU) {
-            const at::Tensor gates = step(made.gates), inner = step(made.inner), h = step_before(before, made.y, h0),
-                             kept = fresh(d, {b, n}), through = fresh(d, {b, n});
-            Slot by_hidden(products, steps, t);
-            Buffer gx(context, from.t), ga(context, by_hidden.t), g_kept(context, kept);
-            check(torchlean_cuda_buffer_gru_cell_bwd(Buffer(context, gates), Buffer(context, inner), Buffer(context, h),
-                                                     Buffer(context, d), u32(b), u32(n), gx.out(), ga.out(), nullptr,
-                                                     g_kept.out()));
-            multiply(context, by_hidden.t, hh, through);
+            const Rows kept = {of_c[0], 0, b}, through = {of_c[1], 0, b}, by_hidden = steps.of(products, t);
+            {
+                Operand gx(context, from, Operand::WRITTEN), ga(context, by_hidden, Operand::WRITTEN),
+                    g_kept(context, kept, Operand::WRITTEN);
+                check(torchlean_cuda_buffer_gru_cell_bwd(
+                    Operand(context, steps.of(made.gates, t)), Operand(context, steps.of(made.inner, t)),
+                    Operand(context, step_before(before, made.y, first_h)), Operand(context, d), u32(b), u32(n),
+                    gx.out(), ga.out(), nullptr, g_kept.out()));
+            }
+            multiply(context, by_hidden, hh, through);
             add(context, through, kept, dh.value);
         } else {
-            const at::Tensor y = steps.of(made.y, t);
-            from.t.copy_(kind == TANH ? at::tanh_backward(d, y) : at::threshold_backward(d, y, 0));
-            multiply(context, from.t, hh, dh.value);
+            const at::Tensor g = d.tensor(), y = steps.of(made.y, t).tensor();
+            from.tensor().copy_(kind == TANH ? at::tanh_backward(g, y) : at::threshold_backward(g, y, 0));
+            multiply(context, from, hh, dh.value);
         }
     }
     Grads g;
