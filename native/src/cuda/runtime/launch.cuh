@@ -82,6 +82,8 @@ void tl_cuda_attach(tl_context *ctx, enum tl_attachment which, void *object, voi
  * be about to launch the same kernel with more: so it is only ever raised, to all that a block can have here. */
 template <class Kernel> static cudaError_t tl_raise_shared_limit(Kernel kernel, size_t dynamic)
 {
+    /* every block can have 48 KiB, of which a kernel's own arrays take less than 16; to ask costs as much as to launch */
+    if (dynamic <= 32u << 10) return cudaSuccess;
     cudaFuncAttributes now;
     int device = 0, most = 0;
     cudaError_t error = cudaFuncGetAttributes(&now, kernel);
