@@ -231,6 +231,21 @@ TL_HD int32_t tl_is_special_power(float x, float y)
     return !((a >= 0x1p-126f) & (a < TL_INF) & (fabsf(y) < 0x1p22f));
 }
 
+/* x^y with one y for many x: 1, 2 and 3 are products, of all x. A GPU then leaves the power out; on a processor masks keep loops
+ * over x vectors. */
+TL_HD int32_t tl_is_product_power(float y) { return (y == 1.0f) | (y == 2.0f) | (y == 3.0f); }
+TL_HD float tl_pow_scalar(float x, float y)
+{
+    float square = x * x, cube = (float)((double)x * (double)x * (double)x);
+#ifdef __CUDA_ARCH__
+    return y == 1.0f ? x : y == 2.0f ? square : y == 3.0f ? cube : tl_pow(x, y);
+#else
+    uint32_t one = 0u - (y == 1.0f), two = 0u - (y == 2.0f), three = 0u - (y == 3.0f);
+    return tl_from_bits((tl_bits(x) & one) | (tl_bits(square) & two) | (tl_bits(cube) & three) |
+                        (tl_bits(tl_pow(x, y)) & ~(one | two | three)));
+#endif
+}
+
 /* x^y for all numbers, with the special values of C99, F.9.4.4. */
 TL_RARELY_HD float tl_special_power(float x, float y)
 {
