@@ -445,7 +445,7 @@ PERMUTATION_LENGTHS: Lengths = {
     classes=PERMUTATIONS, lengths=PERMUTATION_LENGTHS, bound=moved(), checks=[check("axes", "is_permutation(dims, axes)", say="every axis of dims once")],
     draw=_draw_permutation, laws=[linear("x"), adjoint("x")],
     paths=[{"dims": [*dims, 1], "axes": [*range(n - 3), n - 2, n - 3, n - 1, n]} for dims in
-           ([2, 257, 10, 7], [3, 131, 13, 12], [1, 1501, 31, 1]) for n in [len(dims)]],  # CUDA's slabs
+           ([2, 257, 10, 7], [3, 131, 13, 12], [1, 1501, 31, 1]) for n in [len(dims)]],  # whole rows in CUDA's bricks
     source="numpy.transpose", example={"axes": (1, 0)}, arguments={"axes": "the axis of x behind each axis of the result"})  # fmt: skip
 def permute(x, axes):
     """An array with its axes in another order.

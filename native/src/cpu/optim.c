@@ -66,7 +66,7 @@ static int32_t run(tl_context *ctx, tl_task_fn span, tl_step step)
 #define X(k) x[k][j]
 #define Y(k) (y[k] + j)
 
-TL_STEP(sgd_span, *Y(0) = tl_sgd_element(s.rule.sgd, X(0), X(1)))
+TL_STEP(sgd_span, tl_sgd_element(s.rule.sgd, X(0), X(1), Y(0)))
 TL_STEP(momentum_span, tl_momentum_element(s.rule.momentum, X(0), X(1), X(2), Y(0), Y(1)))
 TL_STEP(adam_span, tl_adam_element(s.rule.adam, X(0), X(1), X(2), X(3), Y(0), Y(1), Y(2)))
 TL_STEP(rmsprop_span, tl_rmsprop_element(s.rule.rmsprop, X(0), X(1), X(2), Y(0), Y(1)))

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(THREADS)
 {
     const int i = tl_find_tensor(t, blockIdx.x);
     const uint32_t start = (blockIdx.x - t.first[i]) * PIECE, left = min(t.n[i] - start, (uint32_t)PIECE);
-    const float *x = t.in[i] + start;
+    const float *x = t.at[i][0] + start;
     const bool aligned = tl_aligned4(x);
     const tl_places places = tl_fingerprint_places();
     tl_sums s = {0, 0};
@@ -78,7 +78,7 @@ int32_t launch(tl_context *ctx, const float *const *xs, int64_t count, const int
 {
     tl_rows<BYTES> t;
     const int64_t begin = *next;
-    const uint32_t blocks = t.fill(xs, count, lengths, PIECE, next);
+    const uint32_t blocks = t.fill({xs}, count, lengths, PIECE, next);
     return tl_launch(ctx, "fingerprint_pieces", fingerprint_pieces<BYTES>, blocks, THREADS, t, out + 2 * begin);
 }
 

@@ -1,95 +1,47 @@
 /* Optimiser steps and the global norm on CUDA, over lists of tensors (device/lists.cuh). All is bound by memory. */
+#include <utility>
+
 #include "cuda/device/division.cuh"
 #include "cuda/device/lists.cuh"
+#include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "generated/optim.h"
 
 #include "formula/optim.h"
-#include "formula/sum_tree.h"
 
 namespace {
 
 constexpr int THREADS = 256;
 
-template <int IN, int OUT, int BYTES> struct table {
-    static constexpr int ROOM = BYTES / (int)(sizeof(void *) * (IN + OUT) + 2 * sizeof(uint32_t));
-    const float *in[ROOM][IN];
-    float *out[ROOM][OUT];
-    uint32_t n[ROOM], first[ROOM]; /* elements; the tensor's first block */
-    int count;
-};
-
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
-/* What a rule does before its elements, and whether it has nothing to do. */
-struct plain_rule {
+/* A rule: what it does before its elements, whether it has nothing to do, and an element, which is ELEMENT(s, operands, results) of
+ * formula/optim.h. */
+template <class State, int IN_, int OUT_, auto ELEMENT> struct element_rule {
+    static constexpr int IN = IN_, OUT = OUT_;
+    State s;
     __device__ __forceinline__ void prepare() {}
     __device__ __forceinline__ bool idle(const float *, const float *) const { return false; }
-};
-
-struct sgd_rule : plain_rule {
-    static constexpr int IN = 2, OUT = 1;
-    tl_sgd s;
+    template <size_t... I, size_t... O>
+    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT], std::index_sequence<I...>,
+                                          std::index_sequence<O...>) const
+    {
+        ELEMENT(s, x[I]..., &y[O]...);
+    }
     __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
     {
-        y[0] = tl_sgd_element(s, x[0], x[1]);
+        apply(x, y, std::make_index_sequence<IN>(), std::make_index_sequence<OUT>());
     }
 };
 
-struct momentum_rule : plain_rule {
-    static constexpr int IN = 3, OUT = 2;
-    tl_momentum s;
-    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
-    {
-        tl_momentum_element(s, x[0], x[1], x[2], &y[0], &y[1]);
-    }
-};
-
-struct adam_rule : plain_rule {
-    static constexpr int IN = 4, OUT = 3;
-    tl_adam s;
-    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
-    {
-        tl_adam_element(s, x[0], x[1], x[2], x[3], &y[0], &y[1], &y[2]);
-    }
-};
-
-struct rmsprop_rule : plain_rule {
-    static constexpr int IN = 3, OUT = 2;
-    tl_rmsprop s;
-    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
-    {
-        tl_rmsprop_element(s, x[0], x[1], x[2], &y[0], &y[1]);
-    }
-};
-
-struct rmsprop_momentum_rule : plain_rule {
-    static constexpr int IN = 4, OUT = 3;
-    tl_rmsprop s;
-    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
-    {
-        tl_rmsprop_momentum_element(s, x[0], x[1], x[2], x[3], &y[0], &y[1], &y[2]);
-    }
-};
-
-struct rmsprop_centered_rule : plain_rule {
-    static constexpr int IN = 5, OUT = 4;
-    tl_rmsprop s;
-    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
-    {
-        tl_rmsprop_centered_element(s, x[0], x[1], x[2], x[3], x[4], &y[0], &y[1], &y[2], &y[3]);
-    }
-};
-
-struct lion_rule : plain_rule {
-    static constexpr int IN = 3, OUT = 2;
-    tl_lion s;
-    __device__ __forceinline__ void apply(const float (&x)[IN], float (&y)[OUT]) const
-    {
-        tl_lion_element(s, x[0], x[1], x[2], &y[0], &y[1]);
-    }
-};
+using sgd_rule = element_rule<tl_sgd, 2, 1, tl_sgd_element>;
+using momentum_rule = element_rule<tl_momentum, 3, 2, tl_momentum_element>;
+using adam_rule = element_rule<tl_adam, 4, 3, tl_adam_element>;
+using rmsprop_rule = element_rule<tl_rmsprop, 3, 2, tl_rmsprop_element>;
+using rmsprop_momentum_rule = element_rule<tl_rmsprop, 4, 3, tl_rmsprop_momentum_element>;
+using rmsprop_centered_rule = element_rule<tl_rmsprop, 5, 4, tl_rmsprop_centered_element>;
+using lion_rule = element_rule<tl_lion, 3, 2, tl_lion_element>;
 
 /* The norm is read by every thread, a broadcast from the cache; in place a factor of 1 has nothing to do. */
 struct clip_rule {
@@ -115,7 +67,7 @@ constexpr int RESIDENT = 4; /* blocks of a multiprocessor */
 
 template <class Rule, int BYTES>
 __global__ void __launch_bounds__(THREADS, RESIDENT)
-    step_kernel(const __grid_constant__ table<Rule::IN, Rule::OUT, BYTES> t, const Rule given, uint32_t chunk)
+    step_kernel(const __grid_constant__ tl_rows<BYTES, Rule::IN + Rule::OUT> t, const Rule given, uint32_t chunk)
 {
     constexpr int IN = Rule::IN, OUT = Rule::OUT, AHEAD = IN < 4 ? 4 / IN : 1; /* rounds whose loads are in flight */
     tl_wait_for_earlier();
@@ -127,9 +79,9 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
     float *out[OUT];
     bool aligned = true;
     TL_UNROLL_FOR (int k = 0; k < IN; k++)
-        aligned &= tl_aligned4(in[k] = t.in[i][k] + start);
+        aligned &= tl_aligned4(in[k] = t.at[i][k] + start);
     TL_UNROLL_FOR (int k = 0; k < OUT; k++)
-        aligned &= tl_aligned4(out[k] = t.out[i][k] + start);
+        aligned &= tl_aligned4(out[k] = const_cast<float *>(t.at[i][IN + k]) + start);
     if (rule.idle(in[0], out[0])) return;
     const uint32_t left = min(n - start, chunk), whole = aligned ? left / 4 * 4 : 0;
 #pragma unroll 1
@@ -166,43 +118,32 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
 
 /* Launches for the tensors from *next on, as many as the table holds. */
 template <class Rule, int BYTES>
-int32_t launch(tl_context *ctx, const char *name, const Rule &rule, const float *const *const *in,
-               float *const *const *out, int64_t count, const int64_t *lengths, int64_t *next)
+int32_t launch(tl_context *ctx, const char *name, const Rule &rule,
+               const float *const *const (&lists)[Rule::IN + Rule::OUT], int64_t count, const int64_t *lengths,
+               int64_t *next)
 {
-    table<Rule::IN, Rule::OUT, BYTES> t;
-    uint32_t blocks = 0;
-    t.count = 0;
+    tl_rows<BYTES, Rule::IN + Rule::OUT> t;
     int64_t rounds = 0;
     for (int64_t i = *next; i < count && i < *next + t.ROOM; i++)
         rounds += tl_ceil_div(lengths[i], ROUND);
     const int chunk = rounds <= RESIDENT * tl_cuda_sms(ctx) ? ROUND : CHUNK;
-    for (; *next < count && t.count < t.ROOM; ++*next) {
-        const int64_t i = *next;
-        if (!lengths[i]) continue;
-        for (int k = 0; k < Rule::IN; k++)
-            t.in[t.count][k] = in[k][i];
-        for (int k = 0; k < Rule::OUT; k++)
-            t.out[t.count][k] = out[k][i];
-        t.n[t.count] = (uint32_t)lengths[i];
-        t.first[t.count++] = blocks;
-        blocks += (uint32_t)tl_ceil_div(lengths[i], chunk); /* at most 2^20 each */
-    }
-    if (!blocks) return TORCHLEAN_OK;
+    const uint32_t blocks = t.fill(lists, count, lengths, chunk, next); /* at most 2^20 a tensor */
     return tl_launch_ahead(ctx, name, step_kernel<Rule, BYTES>, blocks, THREADS, 0, t, rule, (uint32_t)chunk);
 }
 
+/* The lists of operands, then those of results. */
 template <class Rule>
-int32_t run(tl_context *ctx, const char *name, const Rule &rule, const float *const *const (&in)[Rule::IN],
-            float *const *const (&out)[Rule::OUT], int64_t count, const int64_t *lengths)
+int32_t run(tl_context *ctx, const char *name, const Rule &rule,
+            const float *const *const (&lists)[Rule::IN + Rule::OUT], int64_t count, const int64_t *lengths)
 {
-    int64_t next = 0;
-    while (next < count) {
+    constexpr int ARRAYS = Rule::IN + Rule::OUT;
+    for (int64_t next = 0; next < count;) {
         const int64_t left = count - next;
-        const auto send = left <= table<Rule::IN, Rule::OUT, TINY>::ROOM     ? launch<Rule, TINY>
-                          : left <= table<Rule::IN, Rule::OUT, SMALL>::ROOM  ? launch<Rule, SMALL>
-                          : left <= table<Rule::IN, Rule::OUT, MIDDLE>::ROOM ? launch<Rule, MIDDLE>
-                                                                             : launch<Rule, LARGE>;
-        TL_TRY(send(ctx, name, rule, in, out, count, lengths, &next));
+        const auto send = left <= tl_rows<TINY, ARRAYS>::ROOM     ? launch<Rule, TINY>
+                          : left <= tl_rows<SMALL, ARRAYS>::ROOM  ? launch<Rule, SMALL>
+                          : left <= tl_rows<MIDDLE, ARRAYS>::ROOM ? launch<Rule, MIDDLE>
+                                                                  : launch<Rule, LARGE>;
+        TL_TRY(send(ctx, name, rule, lists, count, lengths, &next));
     }
     return TORCHLEAN_OK;
 }
@@ -242,7 +183,7 @@ __global__ void __launch_bounds__(THREADS, 4) square_leaves(const __grid_constan
     __shared__ double shared[THREADS][4];
     const int i = tl_find_tensor(t, blockIdx.x);
     const uint32_t start = (blockIdx.x - t.first[i]) * TL_SUM_LEAF, left = min(t.n[i] - start, (uint32_t)TL_SUM_LEAF);
-    const float *x = t.in[i] + start;
+    const float *x = t.at[i][0] + start;
     const bool aligned = tl_aligned4(x);
     double lanes[4] = {0.0, 0.0, 0.0, 0.0};
 #pragma unroll 1
@@ -265,44 +206,19 @@ __global__ void __launch_bounds__(THREADS, 4) square_leaves(const __grid_constan
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-/* The tree over n sums, by one block: leaf after leaf, and the leaves' sums into the lanes of the level above as they
- * come, at most 2^28 sums in all. Valid in thread 0; all threads must call. */
-__device__ double sum_row(const double *x, int64_t n, double (*shared)[4])
-{
-    double upper[4] = {0.0, 0.0, 0.0, 0.0}, sum = 0.0;
-    for (int64_t start = 0, leaf = 0; start < n; start += TL_SUM_LEAF, leaf++) {
-        const int64_t left = min(n - start, (int64_t)TL_SUM_LEAF);
-        double lanes[4] = {0.0, 0.0, 0.0, 0.0};
-        for (int64_t run = 4 * (int)threadIdx.x; run < left; run += TL_SUM_LANES)
-            TL_UNROLL_FOR (int c = 0; c < 4; c++)
-                lanes[c] += run + c < left ? x[start + run + c] : 0.0;
-        sum = fold_block(lanes, shared);
-        if (n <= TL_SUM_LEAF) return sum;
-        if (threadIdx.x == 0) shared[0][0] = sum;
-        __syncthreads();
-        const double whole = shared[0][0];
-        __syncthreads();
-        TL_UNROLL_FOR (int c = 0; c < 4; c++)
-            if (leaf % TL_SUM_LANES == 4 * (int64_t)threadIdx.x + c) upper[c] += whole;
-    }
-    return n > 0 ? fold_block(upper, shared) : 0.0;
-}
-
 /* Block b makes one sum of the leaves of tensor b of the table. */
 template <int BYTES>
 __global__ void __launch_bounds__(THREADS)
     sum_tensors(const __grid_constant__ tl_rows<BYTES> t, const double *sums, double *out)
 {
-    __shared__ double shared[THREADS][4];
     const uint32_t first = t.first[blockIdx.x];
-    const double sum = sum_row(sums + first, t.first[blockIdx.x + 1] - first, shared);
+    const double sum = tl_sum_row<double>(t.first[blockIdx.x + 1] - first, [&](int64_t l) { return sums[first + l]; });
     if (threadIdx.x == 0) out[blockIdx.x] = sum;
 }
 
 __global__ void __launch_bounds__(THREADS) finish_norm(const double *sums, int64_t n, float *out)
 {
-    __shared__ double shared[THREADS][4];
-    const double sum = sum_row(sums, n, shared);
+    const double sum = tl_sum_row<double>(n, [&](int64_t i) { return sums[i]; });
     if (threadIdx.x == 0) *out = (float)sqrt(sum);
 }
 
@@ -314,7 +230,7 @@ int32_t square_tensors(tl_context *ctx, const float *const *gs, int64_t count, c
 {
     tl_rows<BYTES> t;
     const int64_t begin = *next;
-    const uint32_t blocks = t.fill(gs, count, lengths, TL_SUM_LEAF, next);
+    const uint32_t blocks = t.fill({gs}, count, lengths, TL_SUM_LEAF, next);
     TL_TRY(tl_launch(ctx, "square_leaves", square_leaves<BYTES>, blocks, THREADS, t, leaves + *leaf));
     if (sums)
         TL_TRY(tl_launch(ctx, "sum_tensors", sum_tensors<BYTES>, t.count, THREADS, t, leaves + *leaf, sums + begin));
@@ -338,8 +254,8 @@ int32_t global_norm(tl_context *ctx, const float *const *gs, int64_t count, cons
 extern "C" int32_t tl_cuda_sgd_step(tl_context *ctx, const float *const *ps, const float *const *gs, int64_t count,
                                     const int64_t *lengths, float lr, float weight_decay, float *const *ps_out)
 {
-    const sgd_rule rule = {{}, {lr, weight_decay}};
-    return run(ctx, "tl_cuda_sgd_step", rule, {ps, gs}, {ps_out}, count, lengths);
+    const sgd_rule rule = {{lr, weight_decay}};
+    return run(ctx, "tl_cuda_sgd_step", rule, {ps, gs, ps_out}, count, lengths);
 }
 
 extern "C" int32_t tl_cuda_momentum_step(tl_context *ctx, const float *const *ps, const float *const *gs,
@@ -347,8 +263,8 @@ extern "C" int32_t tl_cuda_momentum_step(tl_context *ctx, const float *const *ps
                                          float momentum, float dampening, float weight_decay, int64_t nesterov,
                                          float *const *ps_out, float *const *vs_out)
 {
-    const momentum_rule rule = {{}, tl_momentum_of(lr, momentum, dampening, weight_decay, nesterov)};
-    return run(ctx, "tl_cuda_momentum_step", rule, {ps, gs, vs}, {ps_out, vs_out}, count, lengths);
+    const momentum_rule rule = {tl_momentum_of(lr, momentum, dampening, weight_decay, nesterov)};
+    return run(ctx, "tl_cuda_momentum_step", rule, {ps, gs, vs, ps_out, vs_out}, count, lengths);
 }
 
 extern "C" int32_t tl_cuda_adam_step(tl_context *ctx, const float *const *ps, const float *const *gs,
@@ -357,8 +273,8 @@ extern "C" int32_t tl_cuda_adam_step(tl_context *ctx, const float *const *ps, co
                                      float eps, float weight_decay, float *const *ps_out, float *const *ms_out,
                                      float *const *vs_out)
 {
-    const adam_rule rule = {{}, tl_adam_of(step, lr, beta1, beta2, eps, weight_decay, 0.0f)};
-    return run(ctx, "tl_cuda_adam_step", rule, {ps, gs, ms, vs}, {ps_out, ms_out, vs_out}, count, lengths);
+    const adam_rule rule = {tl_adam_of(step, lr, beta1, beta2, eps, weight_decay, 0.0f)};
+    return run(ctx, "tl_cuda_adam_step", rule, {ps, gs, ms, vs, ps_out, ms_out, vs_out}, count, lengths);
 }
 
 extern "C" int32_t tl_cuda_adamw_step(tl_context *ctx, const float *const *ps, const float *const *gs,
@@ -367,8 +283,8 @@ extern "C" int32_t tl_cuda_adamw_step(tl_context *ctx, const float *const *ps, c
                                       float eps, float weight_decay, float *const *ps_out, float *const *ms_out,
                                       float *const *vs_out)
 {
-    const adam_rule rule = {{}, tl_adam_of(step, lr, beta1, beta2, eps, 0.0f, weight_decay)};
-    return run(ctx, "tl_cuda_adamw_step", rule, {ps, gs, ms, vs}, {ps_out, ms_out, vs_out}, count, lengths);
+    const adam_rule rule = {tl_adam_of(step, lr, beta1, beta2, eps, 0.0f, weight_decay)};
+    return run(ctx, "tl_cuda_adamw_step", rule, {ps, gs, ms, vs, ps_out, ms_out, vs_out}, count, lengths);
 }
 
 extern "C" int32_t tl_cuda_rmsprop_step(tl_context *ctx, const float *const *ps, const float *const *gs,
@@ -376,8 +292,8 @@ extern "C" int32_t tl_cuda_rmsprop_step(tl_context *ctx, const float *const *ps,
                                         float alpha, float eps, float weight_decay, float *const *ps_out,
                                         float *const *vs_out)
 {
-    const rmsprop_rule rule = {{}, tl_rmsprop_of(lr, alpha, eps, weight_decay, 0.0f)};
-    return run(ctx, "tl_cuda_rmsprop_step", rule, {ps, gs, vs}, {ps_out, vs_out}, count, lengths);
+    const rmsprop_rule rule = {tl_rmsprop_of(lr, alpha, eps, weight_decay, 0.0f)};
+    return run(ctx, "tl_cuda_rmsprop_step", rule, {ps, gs, vs, ps_out, vs_out}, count, lengths);
 }
 
 extern "C" int32_t tl_cuda_rmsprop_momentum_step(tl_context *ctx, const float *const *ps, const float *const *gs,
@@ -386,8 +302,8 @@ extern "C" int32_t tl_cuda_rmsprop_momentum_step(tl_context *ctx, const float *c
                                                  float weight_decay, float momentum, float *const *ps_out,
                                                  float *const *vs_out, float *const *bs_out)
 {
-    const rmsprop_momentum_rule rule = {{}, tl_rmsprop_of(lr, alpha, eps, weight_decay, momentum)};
-    return run(ctx, "tl_cuda_rmsprop_momentum_step", rule, {ps, gs, vs, bs}, {ps_out, vs_out, bs_out}, count, lengths);
+    const rmsprop_momentum_rule rule = {tl_rmsprop_of(lr, alpha, eps, weight_decay, momentum)};
+    return run(ctx, "tl_cuda_rmsprop_momentum_step", rule, {ps, gs, vs, bs, ps_out, vs_out, bs_out}, count, lengths);
 }
 
 extern "C" int32_t tl_cuda_rmsprop_centered_step(tl_context *ctx, const float *const *ps, const float *const *gs,
@@ -396,9 +312,9 @@ extern "C" int32_t tl_cuda_rmsprop_centered_step(tl_context *ctx, const float *c
                                                  float eps, float weight_decay, float momentum, float *const *ps_out,
                                                  float *const *vs_out, float *const *ms_out, float *const *bs_out)
 {
-    const rmsprop_centered_rule rule = {{}, tl_rmsprop_of(lr, alpha, eps, weight_decay, momentum)};
-    return run(ctx, "tl_cuda_rmsprop_centered_step", rule, {ps, gs, vs, ms, bs}, {ps_out, vs_out, ms_out, bs_out},
-               count, lengths);
+    const rmsprop_centered_rule rule = {tl_rmsprop_of(lr, alpha, eps, weight_decay, momentum)};
+    return run(ctx, "tl_cuda_rmsprop_centered_step", rule, {ps, gs, vs, ms, bs, ps_out, vs_out, ms_out, bs_out}, count,
+               lengths);
 }
 
 extern "C" int32_t tl_cuda_lion_step(tl_context *ctx, const float *const *ps, const float *const *gs,
@@ -406,15 +322,15 @@ extern "C" int32_t tl_cuda_lion_step(tl_context *ctx, const float *const *ps, co
                                      float beta1, float beta2, float weight_decay, float *const *ps_out,
                                      float *const *ms_out)
 {
-    const lion_rule rule = {{}, tl_lion_of(lr, beta1, beta2, weight_decay)};
-    return run(ctx, "tl_cuda_lion_step", rule, {ps, gs, ms}, {ps_out, ms_out}, count, lengths);
+    const lion_rule rule = {tl_lion_of(lr, beta1, beta2, weight_decay)};
+    return run(ctx, "tl_cuda_lion_step", rule, {ps, gs, ms, ps_out, ms_out}, count, lengths);
 }
 
 extern "C" int32_t tl_cuda_clip_scale(tl_context *ctx, const float *const *gs, const float *norm, int64_t count,
                                       const int64_t *lengths, float max_norm, float eps, float *const *gs_out)
 {
     const clip_rule rule = {norm, max_norm, eps, 0.0f};
-    return run(ctx, "tl_cuda_clip_scale", rule, {gs}, {gs_out}, count, lengths);
+    return run(ctx, "tl_cuda_clip_scale", rule, {gs, gs_out}, count, lengths);
 }
 
 extern "C" int32_t tl_cuda_global_norm(tl_context *ctx, const float *const *gs, int64_t count, const int64_t *lengths,

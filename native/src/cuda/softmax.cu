@@ -105,10 +105,6 @@ template <bool LOG> __device__ __forceinline__ float gradient(float y, float g, 
     return LOG ? tl_log_softmax_grad(y, g, s) : tl_softmax_grad(y, g, s);
 }
 
-/* Whether y arrives by way of shared memory where g does not. The sum of log_softmax's gradient has no need of y, and the compiler
- * would load many single elements of it one after the other, each just before its exponential; a copy is on its way with g. */
-template <class Row, bool LOG> constexpr bool first_shared = LOG && Row::K > 8 && !Row::SECOND_SHARED;
-
 template <class Row, bool LOG>
 __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO)
     softmax_rows_bwd(const float *__restrict__ y, const float *__restrict__ g, int64_t rows, int64_t cols,
@@ -116,7 +112,7 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO)
 {
     const Row r(rows, cols);
     tl_held<Row, Row::SECOND_SHARED, true> second;
-    tl_held<Row, first_shared<Row, LOG>, true> first;
+    tl_held<Row, false> first;
     second.load(r, g + r.row * cols);
     first.load(r, y + r.row * cols);
     second.wait();
@@ -131,7 +127,6 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO)
         terms.add(i, b);
     }
     const float s = terms.sum();
-    first.wait();
     TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
         first.get(k, a);
         second.get(k, b);
@@ -185,9 +180,8 @@ int32_t backward(tl_context *ctx, const char *name, const float *y, const float 
     if (tl_select_row(cols) == TL_ROW_TILE)
         return tl_pick_row(cols, [&](auto row) {
             using Row = typename decltype(row)::type;
-            constexpr bool shared = Row::SECOND_SHARED || first_shared<Row, LOG>;
-            return tl_launch_rows<Row>(ctx, name, softmax_rows_bwd<Row, LOG>, rows, tl_whole_row_bytes<Row, shared>, y,
-                                       g, rows, cols, gx);
+            return tl_launch_rows<Row>(ctx, name, softmax_rows_bwd<Row, LOG>, rows,
+                                       tl_whole_row_bytes<Row, Row::SECOND_SHARED>, y, g, rows, cols, gx);
         });
     if (tl_select_row(cols) == TL_ROW_CLUSTER &&
         tl_launch_cluster<Cluster>(ctx, name, softmax_cluster_bwd<Cluster, LOG>, rows, cols, &status, y, g, cols, gx))

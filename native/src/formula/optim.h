@@ -18,7 +18,10 @@ typedef struct tl_sgd {
     float lr, weight_decay;
 } tl_sgd;
 
-TL_HD float tl_sgd_element(tl_sgd s, float p, float g) { return fmaf(-s.lr, tl_decayed(p, g, s.weight_decay), p); }
+TL_HD void tl_sgd_element(tl_sgd s, float p, float g, float *p_out)
+{
+    *p_out = fmaf(-s.lr, tl_decayed(p, g, s.weight_decay), p);
+}
 
 typedef struct tl_momentum {
     float lr, weight_decay, momentum, fresh; /* fresh = 1 - dampening */

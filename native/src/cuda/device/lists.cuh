@@ -13,8 +13,7 @@
 /* Bytes of a table; the rest of the parameters takes less than 128. */
 constexpr int TINY = 480, SMALL = 3900, MIDDLE = 9600, LARGE = 32000;
 
-/* The tensor of a block: the last one whose first block is at or before it. An empty tensor has a block too or is not in
- * the table. */
+/* The tensor of a block: the last one whose first block is at or before it. An empty tensor has a block too. */
 template <class T> __device__ __forceinline__ int tl_find_tensor(const T &t, uint32_t block)
 {
     int low = 0, high = t.count;
@@ -28,21 +27,24 @@ template <class T> __device__ __forceinline__ int tl_find_tensor(const T &t, uin
     return low;
 }
 
-/* A table of inputs alone; `first` ends with the number of blocks. */
-template <int BYTES> struct tl_rows {
-    static constexpr int ROOM = BYTES / (int)(sizeof(void *) + 2 * sizeof(uint32_t));
-    const float *in[ROOM];
+/* The table: of each tensor where it lies in each of ARRAYS lists, which may be those of operands and of results. `first` ends with the
+ * number of blocks. */
+template <int BYTES, int ARRAYS = 1> struct tl_rows {
+    static constexpr int ROOM = BYTES / (int)(sizeof(void *) * ARRAYS + 2 * sizeof(uint32_t));
+    const float *at[ROOM][ARRAYS];
     uint32_t n[ROOM], first[ROOM + 1];
     int count;
 
     /* Takes the tensors from *next on, as many as there is room for, a block for each `piece` elements of them and one for
      * an empty tensor; returns the number of blocks. */
-    uint32_t fill(const float *const *xs, int64_t total, const int64_t *lengths, int64_t piece, int64_t *next)
+    uint32_t fill(const float *const *const (&lists)[ARRAYS], int64_t total, const int64_t *lengths, int64_t piece,
+                  int64_t *next)
     {
         uint32_t blocks = 0;
         for (count = 0; *next < total && count < ROOM; ++*next) {
             const int64_t length = lengths[*next];
-            in[count] = xs[*next];
+            for (int k = 0; k < ARRAYS; k++)
+                at[count][k] = lists[k][*next];
             n[count] = (uint32_t)length;
             first[count++] = blocks;
             blocks += length ? (uint32_t)tl_ceil_div(length, piece) : 1;

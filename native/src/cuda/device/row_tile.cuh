@@ -298,6 +298,7 @@ TL_DYNAMIC_SHARED(float4, tl_dynamic_shared);
  * holds the pieces that the row reaches (tl_row_bytes), so that as many blocks as can be load while others compute, or with WHOLE
  * those of the longest row (tl_whole_row_bytes). Each thread meets only its own elements, so shared memory needs no barrier. */
 template <class Row, bool SHARED, bool WHOLE = false> struct tl_held {
+    static constexpr bool IS_SHARED = SHARED;
     static constexpr int UNROLL = SHARED ? 4 : Row::K; /* registers take no run-time index */
     float v[SHARED ? 1 : Row::N];
 

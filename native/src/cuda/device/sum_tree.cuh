@@ -12,7 +12,7 @@
 
 struct tl_sum_op {
     static __device__ __forceinline__ float identity() { return 0.0f; }
-    static __device__ __forceinline__ float join(float a, float b) { return a + b; }
+    template <class T> static __device__ __forceinline__ T join(T a, T b) { return a + b; }
 };
 
 struct tl_max_op {
@@ -30,7 +30,7 @@ struct tl_number_max_op {
     static __device__ __forceinline__ float join(float a, float b) { return fmaxf(a, b); }
 };
 
-template <class Op> static __device__ __forceinline__ float tl_join(float a, float b) { return Op::join(a, b); }
+template <class Op, class T> static __device__ __forceinline__ T tl_join(T a, T b) { return Op::join(a, b); }
 template <class Op> static __device__ __forceinline__ float4 tl_join(float4 a, float4 b)
 {
     return make_float4(Op::join(a.x, b.x), Op::join(a.y, b.y), Op::join(a.z, b.z), Op::join(a.w, b.w));
@@ -46,7 +46,7 @@ template <class Op> static __device__ __forceinline__ float4 tl_identity4()
  * a warp is 32 neighbouring threadIdx.x. */
 
 /* G consecutive threads (a power of two up to 32), thread g of the group holding lane g. */
-template <class Op, int G> static __device__ __forceinline__ float tl_fold_group(float a)
+template <class Op, int G, class T> static __device__ __forceinline__ T tl_fold_group(T a)
 {
     TL_UNROLL_FOR (int s = G / 2; s > 0; s /= 2)
         a = Op::join(a, __shfl_xor_sync(0xffffffffu, a, s));
@@ -96,17 +96,44 @@ template <class Op, int V, class T, int N> static __device__ __forceinline__ T t
  * again after the next __syncthreads(). */
 enum { TL_TREE_THREADS = 256 };
 
-template <class Op, class T> static __device__ __forceinline__ float tl_fold_block(T v, T *shared)
+template <class Op, class T> static __device__ __forceinline__ auto tl_fold_block(T v, T *shared)
 {
     shared[threadIdx.x] = v;
     __syncthreads();
-    float result = Op::identity();
+    decltype(tl_fold_group<Op, 32>(v)) result = Op::identity();
     if (threadIdx.x < 32) {
         T w[8];
         TL_UNROLL_FOR (int j = 0; j < 8; j++)
             w[j] = shared[threadIdx.x + 32 * j];
         result = tl_fold_group<Op, 32>(tl_fold_array<Op, 8>(w));
     }
+    return result;
+}
+
+/* The sum of n terms f(i), floats or doubles, by the row tree, for all threads of a block of TL_TREE_THREADS: leaf after leaf, whose
+ * sums go to the lanes of the level above, at most 2^28 terms in all. */
+template <class T, class F> static __device__ __forceinline__ T tl_sum_row(int64_t n, F f)
+{
+    __shared__ T shared[TL_TREE_THREADS], result;
+    T above[4] = {};
+    for (int64_t first = 0, leaf = 0; first < n; first += TL_SUM_LEAF, leaf++) {
+        const int left = (int)min(n - first, (int64_t)TL_SUM_LEAF);
+        T lanes[4] = {};
+        for (int l = (int)threadIdx.x; l < left; l += TL_SUM_LANES)
+            TL_UNROLL_FOR (int j = 0; j < 4; j++)
+                if (l + j * TL_TREE_THREADS < left) lanes[j] += f(first + l + j * TL_TREE_THREADS);
+        __syncthreads();
+        const T sum = tl_fold_block<tl_sum_op>(tl_fold_array<tl_sum_op, 4>(lanes), shared);
+        if (threadIdx.x == 0) result = sum;
+        __syncthreads();
+        if (n <= TL_SUM_LEAF) return result;
+        TL_UNROLL_FOR (int j = 0; j < 4; j++)
+            if (leaf % TL_SUM_LANES == j * TL_TREE_THREADS + (int)threadIdx.x) above[j] += result;
+    }
+    __syncthreads();
+    const T sum = tl_fold_block<tl_sum_op>(tl_fold_array<tl_sum_op, 4>(above), shared);
+    if (threadIdx.x == 0) result = sum;
+    __syncthreads();
     return result;
 }
 

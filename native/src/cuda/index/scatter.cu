@@ -7,10 +7,10 @@
  * joins the sums of chunks.
  *
  * Where hits are few beside rows, the base is copied while the list is sorted, and runs have owners, else rows. */
+#include "cuda/device/sum_tree.cuh"
 #include "cuda/device/vector.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/index/select.h"
-#include "formula/sum_tree.h"
 
 #include <cub/device/device_radix_sort.cuh>
 
@@ -22,11 +22,7 @@ constexpr int AT_ONCE = 2 * CHAINS; /* hits that a thread loads together */
 constexpr int JOIN_WARPS = 16;      /* of a block */
 constexpr int BLOCKS_PER_SM = 4;    /* that take the chunks of long runs in turns */
 
-__device__ __forceinline__ float add(float a, float b) { return a + b; }
-__device__ __forceinline__ float4 add(float4 a, float4 b)
-{
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
+template <class Vector> __device__ __forceinline__ Vector add(Vector a, Vector b) { return tl_join<tl_sum_op>(a, b); }
 
 /* The sum of a chunk, of which load(i) is element i. What is behind its end adds +0, which changes no chain. */
 template <class Vector, class Load> __device__ __forceinline__ Vector sum_chunk(uint32_t count, Load load)

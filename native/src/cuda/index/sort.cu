@@ -8,6 +8,7 @@
  *
  * A list of one chunk takes one launch. Further blocks of the first launch copy an array. */
 #include "cuda/device/vector.cuh"
+#include "cuda/device/warp_sum.cuh"
 #include "cuda/index/scatter.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -209,14 +210,9 @@ __global__ void __launch_bounds__(THREADS)
                 shared[i] = t.begin[1][chunk + i] - t.begin[0][chunk + i];
                 mine[i] = t.begin[2][chunk + i] - t.begin[1][chunk + i];
             }
-        uint32_t all_shared = shared[0] + shared[1], all_mine = mine[0] + mine[1];
-        TL_UNROLL_FOR (int d = 1; d < 32; d *= 2) {
-            const uint32_t left_shared = __shfl_up_sync(~0u, all_shared, d),
-                           left_mine = __shfl_up_sync(~0u, all_mine, d);
-            const uint32_t other = __shfl_xor_sync(~0u, before, d);
-            if (threadIdx.x >= (uint32_t)d) all_shared += left_shared, all_mine += left_mine;
-            before += other;
-        }
+        const uint32_t all_shared = tl_sum_to_lane(shared[0] + shared[1], threadIdx.x);
+        const uint32_t all_mine = tl_sum_to_lane(mine[0] + mine[1], threadIdx.x);
+        before = tl_sum_to_lane(before, threadIdx.x); /* of all chunks for the last lane */
         t.shared_before[chunk] = all_shared - shared[1] - shared[0];
         t.shared_before[chunk + 1] = all_shared - shared[1];
         if (chunk == 0) t.own_before[0] = 0;

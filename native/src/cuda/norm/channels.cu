@@ -1,9 +1,9 @@
 /* Affine maps of channels on CUDA, and their gradients.
  *
- * A row is one channel of one sample, held on chip up to 16384 elements (device/row_tile.cuh): 8 bytes of traffic per element
- * forward; backward, with a row's sums of g and g·(x - center) from the same read, 12. Longer rows are read once per pass. The
+ * Forward 8 bytes of traffic per element. Backward a row is one channel of one sample, held on chip up to 16384 elements
+ * (device/row_tile.cuh): with its sums of g and g·(x - center) from the same read, 12. Longer rows are read once per pass. The
  * rows' sums go down the batch by the column tree. */
-#include "cuda/device/vector.cuh"
+#include "cuda/device/quads.cuh"
 #include "cuda/norm/norm.cuh"
 
 namespace {
@@ -15,22 +15,19 @@ struct affine {
     float *sums, *sums_times; /* per row of g, and of g (x - center); NULL if not wanted */
 };
 
-template <class Row> __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS) affine_rows(affine p)
+/* The n results. */
+__global__ void __launch_bounds__(TL_QUADS_THREADS)
+    affine_values(affine p, tl_fastdiv positions, tl_fastdiv channels, int64_t n)
 {
-    const Row r(p.rows, p.cols);
-    tl_held<Row, Row::ONE_SHARED> v;
-    v.load(r, p.x + r.row * p.cols);
-    v.wait();
-    const int64_t c = r.n > 0 ? r.row % p.channels : 0;
-    const float center = p.center[c], slope = p.slope[c], shift = p.shift[c];
-#pragma unroll(decltype(v)::UNROLL)
-    for (int k = 0; k < decltype(v)::pieces(r); k++) {
-        float w[Row::W];
-        v.get(k, w);
-        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
-            w[j] = tl_channel_affine(w[j], center, slope, shift);
-        r.store(p.out + r.row * p.cols, k, w);
-    }
+    tl_write_quads(p.out, n, [&](int64_t first, float (&v)[4]) {
+        if (first + 4 <= n) tl_load4(p.x + first, v);
+        TL_UNROLL_FOR (int e = 0; e < 4; e++) {
+            if (first + e >= n) break;
+            uint32_t c;
+            channels.divmod(positions.div((uint32_t)(first + e)), &c);
+            v[e] = tl_channel_affine(first + 4 <= n ? v[e] : p.x[first + e], p.center[c], p.slope[c], p.shift[c]);
+        }
+    });
 }
 
 template <class Row> __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) affine_rows_bwd(affine p)
@@ -68,24 +65,17 @@ template <class Row> __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS
 
 /* ---- long rows --------------------------------------------------------------------------------------------------- */
 
-enum affine_value { VALUE, GRADIENT, TERM };
-
-template <affine_value WHICH> struct affine_element {
+/* A term of the sums of g (x - center), or the gradient. */
+template <bool TERM> struct affine_element {
     affine p;
-    float center, slope, shift;
+    float center, slope;
     __device__ void row(int64_t r)
     {
         const int64_t c = r % p.channels;
         center = p.center[c];
         slope = p.slope[c];
-        if (WHICH == VALUE) shift = p.shift[c];
     }
-    __device__ float at(int64_t i, int64_t) const
-    {
-        return WHICH == VALUE      ? tl_channel_affine(p.x[i], center, slope, shift)
-               : WHICH == GRADIENT ? p.g[i] * slope
-                                   : p.g[i] * (p.x[i] - center);
-    }
+    __device__ float at(int64_t i, int64_t) const { return p.g[i] * (TERM ? p.x[i] - center : slope); }
 };
 
 int32_t rows_bwd(tl_context *ctx, const affine &p)
@@ -98,8 +88,8 @@ int32_t rows_bwd(tl_context *ctx, const affine &p)
                                        tl_whole_row_bytes<Row, Row::SECOND_SHARED>, p);
         });
     if (p.sums) TL_TRY(tl_cuda_row_sums(ctx, p.g, p.rows, p.cols, 0, p.sums));
-    if (p.sums_times) TL_TRY(tl_long_row_sums(ctx, name, affine_element<TERM>{p}, p.rows, p.cols, 0, p.sums_times));
-    return p.out ? tl_long_row_map(ctx, name, affine_element<GRADIENT>{p}, p.rows, p.cols, p.out) : TORCHLEAN_OK;
+    if (p.sums_times) TL_TRY(tl_long_row_sums(ctx, name, affine_element<true>{p}, p.rows, p.cols, 0, p.sums_times));
+    return p.out ? tl_long_row_map(ctx, name, affine_element<false>{p}, p.rows, p.cols, p.out) : TORCHLEAN_OK;
 }
 
 /* gcenter = -slope gshift. */
@@ -115,15 +105,11 @@ __global__ void __launch_bounds__(256)
 int32_t tl_cuda_channel_affine(tl_context *ctx, const float *x, const float *center, const float *slope,
                                const float *shift, int64_t batch, int64_t channels, int64_t positions, float *out)
 {
-    const char *const name = "channel_affine";
     const affine p = {x, nullptr, center, slope, shift, batch * channels, positions, channels, out, nullptr, nullptr};
-    if (tl_select_row(positions) != TL_ROW_TILE)
-        return tl_long_row_map(ctx, name, affine_element<VALUE>{p}, p.rows, p.cols, out);
-    return tl_pick_row(p.cols, [&](auto row) {
-        using Row = typename decltype(row)::type;
-        return tl_launch_rows<Row>(ctx, name, affine_rows<Row>, p.rows, (tl_row_bytes<Row, Row::ONE_SHARED>(p.cols)),
-                                   p);
-    });
+    const int64_t n = batch * channels * positions;
+    if (n == 0) return TORCHLEAN_OK;
+    return tl_launch(ctx, "channel_affine", affine_values, tl_quads_grid(n), TL_QUADS_THREADS, p,
+                     tl_fastdiv((uint64_t)positions), tl_fastdiv((uint64_t)channels), n);
 }
 
 int32_t tl_cuda_channel_affine_bwd(tl_context *ctx, const float *x, const float *center, const float *slope,

@@ -26,42 +26,17 @@ __device__ __forceinline__ void finish_row(const columns_grad &p, int64_t row, i
                                            float2 *statistics)
 {
     const Row r(tl_given(), row, cols);
-    tl_held<Row, false> v, scaled;
+    tl_held<Row, false> v, second;
     v.load(r, x);
     float mean, istd;
     tl_row_statistics<KIND, GIVEN>(r, v, cols, p.eps, p.given, row, &mean, &istd);
     if (r.leads()) *statistics = make_float2(mean, istd);
     if (!p.gx) return;
-    typename Row::terms terms_a, terms_ax;
-    float xhat[Row::W], a[Row::W], gamma[Row::W], ax[Row::W];
-    TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
-        const int k = Row::order(i);
-        v.get(k, xhat);
-        r.piece(g, k, a);
-        r.piece(p.gamma, k, gamma);
-        TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
-            xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
-            a[j] *= gamma[j];
-            ax[j] = a[j] * xhat[j];
-        }
-        if (KIND != TL_NORM_RMS) terms_a.add(i, a);
-        terms_ax.add(i, ax);
-        v.put(k, xhat);
-        scaled.put(k, a);
-    }
-    float sum_a = 0.0f, sum_ax;
-    if constexpr (KIND == TL_NORM_RMS)
-        sum_ax = terms_ax.sum();
-    else
-        Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
-    const float mean_a = tl_per_count(sum_a, cols), mean_ax = tl_per_count(sum_ax, cols);
-    TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
-        v.get(k, xhat);
-        scaled.get(k, a);
-        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
-            a[j] = tl_norm_grad(a[j], xhat[j], mean_a, mean_ax, istd);
-        r.store(p.gx + row * p.cols, k, a);
-    }
+    second.load(r, g);
+    float sum_a, sum_ax;
+    tl_row_gradient_sums<KIND>(r, v, second, p.gamma, istd, &sum_a, &sum_ax);
+    tl_row_gradient<KIND>(r, v, second, p.gamma, cols, sum_a, sum_ax, istd,
+                          [&](int k, const float (&a)[Row::W]) { r.store(p.gx + row * p.cols, k, a); });
 }
 
 /* A block owns a chain of a chunk. Its SIDE warps finish as many rows of it side by side (Row: a warp's); then all threads add these

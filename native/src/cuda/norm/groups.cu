@@ -105,32 +105,6 @@ template <class Row> struct owned {
     }
 };
 
-/* The sum over the leaves of a row of f(leaf), by the row tree, for all threads of a block of 256. */
-template <class F> __device__ __forceinline__ float sum_of_leaves(int64_t leaves, F f)
-{
-    __shared__ float shared[TL_TREE_THREADS], result;
-    float above[4] = {};
-    for (int64_t first = 0, chunk = 0; first < leaves; first += TL_SUM_LEAF, chunk++) {
-        const int n = (int)min(leaves - first, (int64_t)TL_SUM_LEAF);
-        float lanes[4] = {};
-        for (int l = (int)threadIdx.x; l < n; l += TL_SUM_LANES)
-            TL_UNROLL_FOR (int j = 0; j < 4; j++)
-                if (l + j * TL_TREE_THREADS < n) lanes[j] += f(first + l + j * TL_TREE_THREADS);
-        __syncthreads();
-        const float sum = tl_fold_block<tl_sum_op>(tl_fold_array<tl_sum_op, 4>(lanes), shared);
-        if (threadIdx.x == 0) result = sum;
-        __syncthreads();
-        if (leaves <= TL_SUM_LEAF) return result;
-        TL_UNROLL_FOR (int j = 0; j < 4; j++)
-            if (chunk % TL_SUM_LANES == j * TL_TREE_THREADS + (int)threadIdx.x) above[j] += result;
-    }
-    __syncthreads();
-    const float sum = tl_fold_block<tl_sum_op>(tl_fold_array<tl_sum_op, 4>(above), shared);
-    if (threadIdx.x == 0) result = sum;
-    __syncthreads();
-    return result;
-}
-
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 struct forward_job {
@@ -159,8 +133,8 @@ __global__ void __launch_bounds__(Row::THREADS, blocks_of_leaves<Row>) norm_leav
     bool keeps = r.n > 0 && r.leads();
     if (Row::ROWS == 1 && what == RESULTS) {
         const int64_t first = o.row * p.at.leaves;
-        mean = tl_per_count(sum_of_leaves(p.at.leaves, [&](int64_t l) { return p.sums[first + l]; }), cols);
-        squares = sum_of_leaves(p.at.leaves, [&](int64_t l) {
+        mean = tl_per_count(tl_sum_row<float>(p.at.leaves, [&](int64_t l) { return p.sums[first + l]; }), cols);
+        squares = tl_sum_row<float>(p.at.leaves, [&](int64_t l) {
             const int64_t n = min(cols - l * TL_SUM_LEAF, (int64_t)TL_SUM_LEAF);
             return tl_squares_of_leaf(p.squares[first + l], p.differences[first + l],
                                       tl_per_count(p.sums[first + l], n), mean, n);
@@ -270,8 +244,8 @@ __global__ void __launch_bounds__(Row::THREADS, blocks_of_both<Row>) gradient_le
     float sum_a = 0.0f, sum_ax = 0.0f;
     if (Row::ROWS == 1 && what == RESULTS) {
         const int64_t first = o.row * p.at.leaves;
-        sum_a = sum_of_leaves(p.at.leaves, [&](int64_t l) { return p.parts_a[first + l]; });
-        sum_ax = sum_of_leaves(p.at.leaves, [&](int64_t l) { return p.parts_ax[first + l]; });
+        sum_a = tl_sum_row<float>(p.at.leaves, [&](int64_t l) { return p.parts_a[first + l]; });
+        sum_ax = tl_sum_row<float>(p.at.leaves, [&](int64_t l) { return p.parts_ax[first + l]; });
     }
     const bool live = r.n > 0, apart = p.at.at.statistic_step != 0; /* statistics of each run */
     const int64_t statistic = live ? tl_statistic_of(&p.at.at, o.row, o.place.q) : 0;
@@ -310,16 +284,10 @@ __global__ void __launch_bounds__(Row::THREADS, blocks_of_both<Row>) gradient_le
         if (p.sums_ax) p.sums_ax[at] = sum_ax;
     }
     if (!p.gx || what == SUMS_OF_LEAVES) return;
-    const float mean_a = tl_per_count(sum_a, cols), mean_ax = tl_per_count(sum_ax, cols);
     const bool scales = live && !p.scaled && p.gamma;
     const float factor = scales ? istd * p.gamma[tl_channel_of(&p.at.at, o.row, 0)] : istd;
-    TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
-        v.get(k, xhat);
-        second.get(k, a);
-        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
-            a[j] = tl_norm_grad(a[j], xhat[j], mean_a, mean_ax, factor);
-        o.store(p.at, p.gx, k, a);
-    }
+    tl_row_gradient<TL_NORM_CHANNEL>(r, v, second, nullptr, cols, sum_a, sum_ax, factor,
+                                     [&](int k, const float (&a)[Row::W]) { o.store(p.at, p.gx, k, a); });
 }
 
 /* gx, and the rows' sums of a and a xhat, where they are wanted. */

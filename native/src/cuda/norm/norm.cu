@@ -41,22 +41,11 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS)
     kept.keep<KIND>(live && r.leads(), r.row, mean, istd);
 }
 
-template <tl_norm_kind KIND> struct norm_element {
-    const float *x, *means, *squares, *gamma, *beta;
-    int64_t cols;
-    float eps, mean, istd;
-    int64_t r;
-    __device__ void row(int64_t row)
-    {
-        r = row;
-        mean = means[row];
-        istd = tl_inverse_deviation(squares[row], cols, eps);
-    }
-    __device__ float at(int64_t i, int64_t c) const
-    {
-        const int64_t which = KIND == TL_NORM_CHANNEL ? r : c;
-        return fmaf(tl_normalised(x[i], mean, istd), gamma[which], KIND == TL_NORM_RMS ? -0.0f : beta[which]);
-    }
+struct square_term {
+    const float *x, *means;
+    float mean;
+    __device__ void row(int64_t r) { mean = means[r]; }
+    __device__ float at(int64_t i, int64_t) const { return tl_square_of_difference(x[i], mean); }
 };
 
 /* squares becomes 1/deviation. */
@@ -65,6 +54,29 @@ __global__ void invert(float *__restrict__ squares, int64_t rows, int64_t cols, 
     const int64_t r = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (r < rows) squares[r] = tl_inverse_deviation(squares[r], cols, eps);
 }
+
+/* The statistics of long rows. */
+template <tl_norm_kind KIND>
+int32_t long_row_statistics(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols, float eps,
+                            float *means, float *istds)
+{
+    TL_TRY(KIND == TL_NORM_RMS ? tl_cuda_fill(tl_context_cuda(ctx), means, 0.0f, rows)
+                               : tl_cuda_row_sums(ctx, x, rows, cols, cols, means));
+    TL_TRY(tl_long_row_sums(ctx, name, square_term{x, means, 0.0f}, rows, cols, 0, istds));
+    return tl_launch(ctx, name, invert, tl_grid(rows, 256), 256, istds, rows, cols, eps);
+}
+
+template <tl_norm_kind KIND> struct norm_element {
+    const float *x, *means, *istds, *gamma, *beta;
+    float mean, istd;
+    int64_t r;
+    __device__ void row(int64_t row) { r = row, mean = means[row], istd = istds[row]; }
+    __device__ float at(int64_t i, int64_t c) const
+    {
+        const int64_t which = KIND == TL_NORM_CHANNEL ? r : c;
+        return fmaf(tl_normalised(x[i], mean, istd), gamma[which], KIND == TL_NORM_RMS ? -0.0f : beta[which]);
+    }
+};
 
 template <tl_norm_kind KIND>
 int32_t forward(tl_context *ctx, const char *name, const float *x, const float *gamma, const float *beta, int64_t rows,
@@ -79,11 +91,10 @@ int32_t forward(tl_context *ctx, const char *name, const float *x, const float *
         });
     tl_scratch<float> own(ctx);
     TL_TRY(own.allocate(2 * rows));
-    float *const means = kept.means ? kept.means : own, *const squares = kept.istds ? kept.istds : own + rows;
-    TL_TRY(tl_long_row_squares<KIND>(ctx, name, x, rows, cols, means, squares));
-    const norm_element<KIND> element = {x, means, squares, gamma, beta, cols, eps, 0.0f, 0.0f, 0};
-    TL_TRY(tl_long_row_map(ctx, name, element, rows, cols, out));
-    return kept.istds ? tl_launch(ctx, name, invert, tl_grid(rows, 256), 256, squares, rows, cols, eps) : TORCHLEAN_OK;
+    float *const means = kept.means ? kept.means : own, *const istds = kept.istds ? kept.istds : own + rows;
+    TL_TRY(long_row_statistics<KIND>(ctx, name, x, rows, cols, eps, means, istds));
+    const norm_element<KIND> element = {x, means, istds, gamma, beta, 0.0f, 0.0f, 0};
+    return tl_long_row_map(ctx, name, element, rows, cols, out);
 }
 
 /* ---- gradients along rows ---------------------------------------------------------------------------------------- */
@@ -109,28 +120,8 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bw
     float mean, istd;
     tl_row_statistics<KIND, GIVEN>(r, v, p.cols, p.eps, p.given, r.row, &mean, &istd);
     second.wait();
-    typename Row::terms terms_a, terms_ax;
-    float xhat[Row::W], a[Row::W], gamma[Row::W];
-    TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
-        const int k = Row::order(i);
-        float ax[Row::W];
-        v.get(k, xhat);
-        second.get(k, a);
-        if constexpr (KIND != TL_NORM_CHANNEL) r.piece(p.gamma, k, gamma);
-        TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
-            a[j] = KIND == TL_NORM_CHANNEL ? a[j] : a[j] * gamma[j];
-            xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
-            ax[j] = a[j] * xhat[j];
-        }
-        if constexpr (KIND != TL_NORM_RMS) terms_a.add(i, a);
-        terms_ax.add(i, ax);
-        v.put(k, xhat);
-    }
-    float sum_a = 0.0f, sum_ax;
-    if constexpr (KIND == TL_NORM_RMS)
-        sum_ax = terms_ax.sum();
-    else
-        Row::sum2(terms_a, terms_ax, &sum_a, &sum_ax);
+    float sum_a, sum_ax;
+    tl_row_gradient_sums<KIND>(r, v, second, p.gamma, istd, &sum_a, &sum_ax);
     if (r.n > 0 && r.leads()) {
         if (p.sums_a) p.sums_a[r.row] = sum_a;
         if (p.sums_ax) p.sums_ax[r.row] = sum_ax;
@@ -140,27 +131,16 @@ __global__ void __launch_bounds__(Row::THREADS, Row::BLOCKS_OF_TWO) norm_rows_bw
         }
     }
     if (!p.gx) return;
-    const float mean_a = tl_per_count(sum_a, p.cols), mean_ax = tl_per_count(sum_ax, p.cols);
     const float factor = KIND == TL_NORM_CHANNEL && r.n > 0 ? istd * p.gamma[r.row] : istd;
-    TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
-        v.get(k, xhat);
-        second.get(k, a);
-        if constexpr (KIND != TL_NORM_CHANNEL) r.piece(p.gamma, k, gamma);
-        TL_UNROLL_FOR (int j = 0; j < Row::W; j++)
-            a[j] = tl_norm_grad(KIND == TL_NORM_CHANNEL ? a[j] : a[j] * gamma[j], xhat[j], mean_a, mean_ax, factor);
-        r.store(p.gx + r.row * p.cols, k, a);
-    }
+    tl_row_gradient<KIND>(r, v, second, p.gamma, p.cols, sum_a, sum_ax, factor,
+                          [&](int k, const float (&a)[Row::W]) { r.store(p.gx + r.row * p.cols, k, a); });
 }
 
 /* Terms of long rows: a, or a·xhat. */
 template <tl_norm_kind KIND, bool TIMES_XHAT> struct norm_term {
     const float *x, *g, *gamma, *means, *istds;
     float mean, istd;
-    __device__ void row(int64_t r)
-    {
-        mean = means[r];
-        istd = istds[r];
-    }
+    __device__ void row(int64_t r) { mean = means[r], istd = istds[r]; }
     __device__ float at(int64_t i, int64_t c) const
     {
         const float a = KIND == TL_NORM_CHANNEL ? g[i] : g[i] * gamma[c];
@@ -201,8 +181,7 @@ template <tl_norm_kind KIND> int32_t long_rows_bwd(tl_context *ctx, const char *
         else
             TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), own_means, 0.0f, p.rows));
     } else {
-        TL_TRY(tl_long_row_squares<KIND>(ctx, name, p.x, p.rows, p.cols, own_means, own_istds));
-        TL_TRY(tl_launch(ctx, name, invert, tl_grid(p.rows, 256), 256, own_istds, p.rows, p.cols, p.eps));
+        TL_TRY(long_row_statistics<KIND>(ctx, name, p.x, p.rows, p.cols, p.eps, own_means, own_istds));
     }
     if (KIND != TL_NORM_RMS && (p.gx || p.sums_a))
         TL_TRY(tl_long_row_sums(ctx, name, norm_term<KIND, false>{p.x, p.g, p.gamma, means, istds, 0.0f, 0.0f}, p.rows,

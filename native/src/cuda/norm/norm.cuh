@@ -93,25 +93,56 @@ static __device__ __forceinline__ void tl_row_statistics(const Row &r, Held &v, 
     }
 }
 
-/* ---- long rows --------------------------------------------------------------------------------------------------- */
+/* ---- gradients of a row held on chip ----------------------------------------------------------------------------- */
 
-struct tl_square_term {
-    const float *x, *means;
-    float mean;
-    __device__ void row(int64_t r) { mean = means[r]; }
-    __device__ float at(int64_t i, int64_t) const { return tl_square_of_difference(x[i], mean); }
-};
-
-/* Means, and sums of squares around them. */
-template <tl_norm_kind KIND>
-static int32_t tl_long_row_squares(tl_context *ctx, const char *name, const float *x, int64_t rows, int64_t cols,
-                                   float *means, float *squares)
+/* Of a row with x - mean in v and g in second: leaves xhat in v, and gives the sums of a = g gamma (g for a channel) and of a xhat. In
+ * registers a takes the place of g; in shared memory its stores would hold up the loads of gamma. */
+template <tl_norm_kind KIND, class Row, class Held, class Second>
+static __device__ __forceinline__ void tl_row_gradient_sums(const Row &r, Held &v, Second &second, const float *gamma,
+                                                            float istd, float *sum_a, float *sum_ax)
 {
-    if (KIND == TL_NORM_RMS)
-        TL_TRY(tl_cuda_fill(tl_context_cuda(ctx), means, 0.0f, rows));
+    typename Row::terms terms_a, terms_ax;
+    float xhat[Row::W], a[Row::W], ax[Row::W], factor[Row::W];
+    TL_UNROLL_FOR (int i = 0; i < Row::K; i++) {
+        const int k = Row::order(i);
+        v.get(k, xhat);
+        second.get(k, a);
+        if constexpr (KIND != TL_NORM_CHANNEL) r.piece(gamma, k, factor);
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
+            if constexpr (KIND != TL_NORM_CHANNEL) a[j] *= factor[j];
+            xhat[j] = r.inside(k * Row::W + j) ? xhat[j] * istd : 0.0f;
+            ax[j] = a[j] * xhat[j];
+        }
+        if constexpr (KIND != TL_NORM_RMS) terms_a.add(i, a);
+        terms_ax.add(i, ax);
+        v.put(k, xhat);
+        if constexpr (KIND != TL_NORM_CHANNEL && !Second::IS_SHARED) second.put(k, a);
+    }
+    *sum_a = 0.0f;
+    if constexpr (KIND == TL_NORM_RMS)
+        *sum_ax = terms_ax.sum();
     else
-        TL_TRY(tl_cuda_row_sums(ctx, x, rows, cols, cols, means));
-    return tl_long_row_sums(ctx, name, tl_square_term{x, means, 0.0f}, rows, cols, 0, squares);
+        Row::sum2(terms_a, terms_ax, sum_a, sum_ax);
+}
+
+/* The gradient of that row from the sums: store(k, piece k). A channel has its gamma in istd. */
+template <tl_norm_kind KIND, class Row, class Held, class Second, class Store>
+static __device__ __forceinline__ void tl_row_gradient(const Row &r, const Held &v, const Second &second,
+                                                       const float *gamma, int64_t cols, float sum_a, float sum_ax,
+                                                       float istd, Store store)
+{
+    const float mean_a = tl_per_count(sum_a, cols), mean_ax = tl_per_count(sum_ax, cols);
+    TL_UNROLL_FOR (int k = 0; k < Row::K; k++) {
+        float xhat[Row::W], a[Row::W], factor[Row::W];
+        v.get(k, xhat);
+        second.get(k, a);
+        if constexpr (KIND != TL_NORM_CHANNEL && Second::IS_SHARED) r.piece(gamma, k, factor);
+        TL_UNROLL_FOR (int j = 0; j < Row::W; j++) {
+            if constexpr (KIND != TL_NORM_CHANNEL && Second::IS_SHARED) a[j] *= factor[j];
+            a[j] = tl_norm_grad(a[j], xhat[j], mean_a, mean_ax, istd);
+        }
+        store(k, a);
+    }
 }
 
 /* 1 for a gamma that is left out and -0 for such a beta, with which a fused sum is the product. A gradient and rows around 0 read no

@@ -52,57 +52,49 @@ static inline tl_pool_shape tl_pool_view(int64_t channels, const tl_dims *spatia
 
 /* ---- one window, read from wherever its cells lie --------------------------------------------------------------- */
 
+/* Visits the places of a box, low to high on each axis, in row-major order; `step` apart on all axes but the last. R is the rank where
+ * it is 2 or 3, else 0. */
+template <int R, class Index, class Visit>
+static __device__ __forceinline__ void tl_pool_walk(int rank, const Index *low, const Index *high, const int64_t *step,
+                                                    int64_t base, Visit visit)
+{
+    const int last = (R ? R : rank) - 1;
+    Index c[R ? R : 8];
+    TL_UNROLL_FOR (int i = 0; i < (R ? R : 8); i++)
+        if (i < last) c[i] = low[i], base += low[i] * step[i];
+    for (bool more = true; more;) {
+        for (Index j = low[last]; j < high[last]; j++)
+            visit(base + j);
+        more = false;
+        TL_UNROLL_FOR (int i = (R ? R : 8) - 2; i >= 0; i--)
+            if (!more && i < last) {
+                base += step[i];
+                more = ++c[i] < high[i];
+                if (!more) {
+                    base -= (int64_t)(high[i] - low[i]) * step[i];
+                    c[i] = low[i];
+                }
+            }
+    }
+}
+
 /* The cells of window `at` (coordinates) in row-major order: visit(value, cell), where cell is the offset in the plane.
- * Returns their number, 0 for a window of padding alone. R is the rank where it is 2 or 3, else 0. */
+ * Returns their number, 0 for a window of padding alone. */
 template <int R, class Visit>
 static __device__ __forceinline__ int64_t tl_pool_cells(const tl_pool_shape &v, const uint32_t *at, const float *x,
                                                         Visit visit)
 {
-    const int rank = R ? R : v.rank, last = rank - 1;
-    int64_t low[R ? R : 8], high[R ? R : 8], c[R ? R : 8], cells = 1, base = 0;
+    const int rank = R ? R : v.rank;
+    int64_t low[R ? R : 8], high[R ? R : 8], cells = 1;
     TL_UNROLL_FOR (int i = 0; i < (R ? R : 8); i++)
         if (i < rank) {
             const int64_t start = (int64_t)at[i] * v.s[i] - v.p[i];
             low[i] = max(start, (int64_t)0);
             high[i] = min(start + v.k[i], v.n[i]);
-            c[i] = low[i];
             cells *= max(high[i] - low[i], (int64_t)0);
-            base += i < last ? low[i] * v.step[i] : 0;
         }
-    if (cells == 0) return 0;
-    for (;;) {
-        for (int64_t j = low[last]; j < high[last]; j++)
-            visit(x[base + j], (uint32_t)(base + j));
-        bool more = false;
-        TL_UNROLL_FOR (int i = (R ? R : 8) - 2; i >= 0; i--)
-            if (!more && i < last) {
-                base += v.step[i];
-                more = ++c[i] < high[i];
-                if (!more) {
-                    base -= (high[i] - low[i]) * v.step[i];
-                    c[i] = low[i];
-                }
-            }
-        if (!more) return cells;
-    }
-}
-
-/* The winner's value and cell of a window; cell 0, which no such window meets, for padding alone. */
-template <int R>
-static __device__ __forceinline__ float tl_pool_winner(const tl_pool_shape &v, const uint32_t *at, const float *x,
-                                                       uint32_t *winner)
-{
-    float best = -TL_INF;
-    bool first = true;
-    uint32_t w = 0;
-    tl_pool_cells<R>(v, at, x, [&](float value, uint32_t cell) {
-        const bool take = first || tl_pool_takes(value, best);
-        best = take ? value : best;
-        w = take ? cell : w;
-        first = false;
-    });
-    *winner = w;
-    return best;
+    if (cells > 0) tl_pool_walk<R>(rank, low, high, v.step, 0, [&](int64_t cell) { visit(x[cell], (uint32_t)cell); });
+    return cells;
 }
 
 /* The extreme p of a window and the total of its weights; visit_cells(visit) is tl_pool_cells, or another, of its cells. */

@@ -18,16 +18,23 @@ namespace {
 constexpr int THREADS = 256;
 constexpr const char *NAME = "pool gradient";
 
-template <int KIND, int R>
-__device__ __forceinline__ float2 note_of(const tl_pool_shape &v, const uint32_t *at, const float *plane, float g)
+/* The note on a window with cotangent g, whose cells visit_cells(visit) visits (tl_pool_cells, or another). The winner of padding alone
+ * is no cell. */
+template <int KIND, class Shape, class Cells>
+__device__ __forceinline__ float2 note_of(const Shape &v, Cells visit_cells, float g)
 {
     if constexpr (KIND == TL_POOL_MAX) {
-        uint32_t cell;
-        const float best = tl_pool_winner<R>(v, at, plane, &cell);
-        return make_float2(__uint_as_float(cell), tl_pool_prize(best, g));
+        float best = -TL_INF;
+        uint32_t winner = UINT32_MAX;
+        visit_cells([&](float value, uint32_t cell) {
+            const bool take = winner == UINT32_MAX || tl_pool_takes(value, best);
+            best = take ? value : best;
+            winner = take ? cell : winner;
+        });
+        return make_float2(__uint_as_float(winner), tl_pool_prize(best, g));
     } else {
         float p;
-        const float total = tl_pool_weigh(v, [&](auto visit) { return tl_pool_cells<R>(v, at, plane, visit); }, &p);
+        const float total = tl_pool_weigh(v, visit_cells, &p);
         return make_float2(p, g / total);
     }
 }
@@ -52,7 +59,7 @@ __global__ void __launch_bounds__(THREADS) notes(const float *__restrict__ x, co
     if (i >= n) return;
     uint32_t at[R ? R : 8];
     const float *plane = x + tl_pool_window<R>(v, (uint32_t)i, at) * v.plane;
-    note[i] = note_of<KIND, R>(v, at, plane, g[i]);
+    note[i] = note_of<KIND>(v, [&](auto visit) { return tl_pool_cells<R>(v, at, plane, visit); }, g[i]);
 }
 
 /* n / stride, by multiplication where n fits 32 bits. */
@@ -74,43 +81,26 @@ template <int KIND, int R>
 __device__ __forceinline__ float gather_cell(const float *x, const float2 *note, const float *g, const tl_pool_shape &v,
                                              uint32_t flat)
 {
-    const int rank = R ? R : v.rank, last = rank - 1;
-    uint32_t low[R ? R : 8], high[R ? R : 8], c[R ? R : 8], channel = flat;
-    int64_t base = 0;
+    const int rank = R ? R : v.rank;
+    uint32_t low[R ? R : 8], high[R ? R : 8], channel = flat;
+    bool meets = true;
     TL_UNROLL_FOR (int i = (R ? R : 8) - 1; i >= 0; i--)
         if (i < rank) {
             uint32_t at;
             channel = v.by_n[i].divmod(channel, &at);
             meeting(v, i, at, &low[i], &high[i]);
-            if (low[i] >= high[i]) base = -1;
-            c[i] = low[i];
+            meets &= low[i] < high[i];
         }
-    if (base < 0) return 0.0f;
-    base = channel * v.windows;
-    TL_UNROLL_FOR (int i = 0; i < (R ? R : 8); i++)
-        if (i < last) base += low[i] * v.out_step[i];
+    if (!meets) return 0.0f;
     const uint32_t cell = (uint32_t)(flat - channel * v.plane);
     const float value = KIND == TL_POOL_SMOOTH ? x[flat] : 0.0f;
     float sum = 0.0f;
-    for (;;) {
-        for (uint32_t j = low[last]; j < high[last]; j++) {
-            if constexpr (KIND == TL_POOL_MEAN)
-                sum += g[base + j];
-            else
-                sum = take_share<KIND>(sum, note[base + j], cell, value, v.beta);
-        }
-        bool more = false;
-        TL_UNROLL_FOR (int i = (R ? R : 8) - 2; i >= 0; i--)
-            if (!more && i < last) {
-                base += v.out_step[i];
-                more = ++c[i] < high[i];
-                if (!more) {
-                    base -= (int64_t)(high[i] - low[i]) * v.out_step[i];
-                    c[i] = low[i];
-                }
-            }
-        if (!more) break;
-    }
+    tl_pool_walk<R>(rank, low, high, v.out_step, channel * v.windows, [&](int64_t window) {
+        if constexpr (KIND == TL_POOL_MEAN)
+            sum += g[window];
+        else
+            sum = take_share<KIND>(sum, note[window], cell, value, v.beta);
+    });
     return KIND == TL_POOL_MEAN ? tl_per_count(sum, v.kernel) : sum;
 }
 
@@ -186,25 +176,6 @@ __device__ __forceinline__ int visit_cells(const tile_shape &v, int y, int x, co
     return (y1 - y0) * (x1 - x0);
 }
 
-template <int KIND, int K>
-__device__ __forceinline__ float2 tile_note(const tile_shape &v, int y, int x, const float *plane, float g)
-{
-    if constexpr (KIND == TL_POOL_MAX) {
-        float best = -TL_INF;
-        int winner = -1;
-        visit_cells<K>(v, y, x, plane, [&](float value, int cell) {
-            const bool take = winner < 0 || tl_pool_takes(value, best);
-            best = take ? value : best;
-            winner = take ? cell : winner;
-        });
-        return make_float2(__int_as_float(winner), tl_pool_prize(best, g));
-    } else {
-        float p;
-        const float total = tl_pool_weigh(v, [&](auto visit) { return visit_cells<K>(v, y, x, plane, visit); }, &p);
-        return make_float2(p, g / total);
-    }
-}
-
 /* Block (channel, ty, tx) of 256 threads; thread t owns the cells of row t/16, columns 4·(t%16) to 4·(t%16) + 3 of the
  * tile, and every 256th window. */
 template <int KIND, int K, int S>
@@ -222,8 +193,8 @@ __global__ void __launch_bounds__(THREADS)
     const float *plane = x + channel * v.plane, *cotangent = g + channel * v.windows;
     for (int i = t; KIND != TL_POOL_MEAN && i < NOTES; i += THREADS) {
         const int y = y0 + i / PITCH, b = x0 + i % PITCH;
-        if (y < v.out_h && b < v.out_w)
-            note[i] = tile_note<KIND, K>(v, y * S - v.p_h, b * S - v.p_w, plane, cotangent[(int64_t)y * v.out_w + b]);
+        const auto cells = [&](auto visit) { return visit_cells<K>(v, y * S - v.p_h, b * S - v.p_w, plane, visit); };
+        if (y < v.out_h && b < v.out_w) note[i] = note_of<KIND>(v, cells, cotangent[(int64_t)y * v.out_w + b]);
     }
     __syncthreads();
     const int row = top + t / (TILE_W / 4), column = left + 4 * (t % (TILE_W / 4));

@@ -93,45 +93,34 @@ template <class Op, bool VECTOR, int STEPS>
 __global__ void __launch_bounds__(TL_TREE_THREADS, STEPS > 4 ? 3 : 6)
     leaves(const float *x, uint32_t per_row, int64_t cols, int64_t count, float *out)
 {
-    __shared__ float4 shared[TL_TREE_THREADS];
+    using C = unit<Op, VECTOR>;
+    constexpr int PIECES = 4 / C::WIDTH; /* of a thread in a run */
+    __shared__ typename C::type shared[TL_TREE_THREADS];
     tl_wait_for_earlier();
     const int t = (int)threadIdx.x;
     const uint32_t row = blockIdx.x / per_row;
     const int64_t start = (int64_t)(blockIdx.x - row * per_row) * TL_SUM_LEAF;
     const int n = (int)min(cols - start, (int64_t)TL_SUM_LEAF);
     const float *leaf = x + row * cols + start;
-    float result;
-    if (VECTOR) {
-        float4 v[STEPS], lanes = tl_identity4<Op>();
-        if (STEPS * TL_SUM_LANES == TL_SUM_LEAF && n == TL_SUM_LEAF) {
-            TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
-                v[k] = tl_load4(leaf + k * TL_SUM_LANES + 4 * t);
-        } else {
-            TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
-                v[k] = k * TL_SUM_LANES + 4 * t + 4 <= n ? tl_load4(leaf + k * TL_SUM_LANES + 4 * t)
-                                                         : tl_identity4<Op>();
+    typename C::type v[STEPS][PIECES], lanes[PIECES];
+    TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
+        TL_UNROLL_FOR (int j = 0; j < PIECES; j++) {
+            const int i = k * TL_SUM_LANES + C::WIDTH * (j * TL_TREE_THREADS + t);
+            v[k][j] = i + C::WIDTH <= n ? C::load(leaf + i) : C::identity();
         }
+    TL_UNROLL_FOR (int j = 0; j < PIECES; j++) {
+        lanes[j] = C::identity();
         TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
-            lanes = tl_join<Op>(lanes, v[k]);
+            lanes[j] = C::join(lanes[j], v[k][j]);
+    }
+    if constexpr (VECTOR)
         if ((n & 3) && t == (n & (TL_SUM_LANES - 1)) / 4) { /* an incomplete quadruple is its thread's last */
             const float *rest = leaf + (n & ~3);
-            lanes.x = Op::join(lanes.x, rest[0]);
-            if ((n & 3) > 1) lanes.y = Op::join(lanes.y, rest[1]);
-            if ((n & 3) > 2) lanes.z = Op::join(lanes.z, rest[2]);
+            lanes[0].x = Op::join(lanes[0].x, rest[0]);
+            if ((n & 3) > 1) lanes[0].y = Op::join(lanes[0].y, rest[1]);
+            if ((n & 3) > 2) lanes[0].z = Op::join(lanes[0].z, rest[2]);
         }
-        result = tl_fold_block<Op>(lanes, shared);
-    } else {
-        float v[STEPS][4], lanes[4] = {Op::identity(), Op::identity(), Op::identity(), Op::identity()};
-        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
-            TL_UNROLL_FOR (int j = 0; j < 4; j++) {
-                const int i = k * TL_SUM_LANES + j * TL_TREE_THREADS + t;
-                v[k][j] = i < n ? leaf[i] : Op::identity();
-            }
-        TL_UNROLL_FOR (int k = 0; k < STEPS; k++)
-            TL_UNROLL_FOR (int j = 0; j < 4; j++)
-                lanes[j] = Op::join(lanes[j], v[k][j]);
-        result = tl_fold_block<Op>(tl_fold_array<Op, 4>(lanes), reinterpret_cast<float *>(shared));
-    }
+    const float result = tl_fold_block<Op>(tl_fold_array<Op, PIECES>(lanes), shared);
     if (t == 0) out[blockIdx.x] = finish(result, count);
 }
 

@@ -189,23 +189,14 @@ static int32_t send_at_once(tl_cuda_state *state, char *device, const char *host
     return TORCHLEAN_OK;
 }
 
+/* An upload that does not fit the staging blocks takes half of them in turn. */
 static int32_t send_large(tl_cuda_state *state, char *device, const char *host, size_t bytes)
 {
-    tl_pinned *staging = &state->staging;
     TL_TRY(open_staging(state));
-    if (bytes <= STAGING_BLOCK * STAGING_BLOCKS) return send_at_once(state, device, host, bytes);
-    size_t size = block_size(bytes);
-    for (size_t at = 0; at < bytes; at += size) {
-        size_t length = bytes - at < size ? bytes - at : size;
-        int i = staging->current;
-        if (staging->used[i]) TRY(cudaEventSynchronize(staging->done[i]));
-        char *block = staging->memory + i * STAGING_BLOCK;
-        tl_copy(block, host + at, length, copiers_of(bytes));
-        TRY(cudaMemcpyAsync(device + at, block, length, cudaMemcpyHostToDevice, state->stream));
-        TRY(cudaEventRecord(staging->done[i], state->stream));
-        staging->used[i] = 1;
-        staging->current = (i + 1) % STAGING_BLOCKS;
-    }
+    constexpr size_t ALL = STAGING_BLOCK * STAGING_BLOCKS;
+    const size_t part = bytes <= ALL ? bytes : ALL / 2;
+    for (size_t at = 0; at < bytes; at += part)
+        TL_TRY(send_at_once(state, device + at, host + at, bytes - at < part ? bytes - at : part));
     return TORCHLEAN_OK;
 }
 

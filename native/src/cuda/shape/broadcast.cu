@@ -4,13 +4,9 @@
  * caches. The index arithmetic is one fast division per merged axis. An index fits 32 bits (a buffer has fewer than 2^32 elements). */
 #include "cuda/device/division.cuh"
 #include "cuda/device/sum_tree.cuh"
-#include "cuda/device/vector.cuh"
-#include "cuda/runtime/launch.cuh"
 #include "cuda/shape/shape.cuh"
 
 namespace {
-
-constexpr int THREADS = 256, GROUPS = 4;
 
 struct Broadcast {
     const float *x;
@@ -34,37 +30,27 @@ template <int OUTER> __device__ __forceinline__ uint32_t run_start(const Broadca
     return start + q * b.stride[0];
 }
 
-/* A block owns THREADS·GROUPS·4 consecutive outputs; a thread owns GROUPS groups of four, THREADS groups apart.
- * REPEATED: the last axis reads one element again and again. ALIGNED: a group never crosses the end of a run, so it
- * is one element four times or one 16-byte load; else the thread walks over the group and looks up a run whenever one
- * ends. */
+/* REPEATED: the last axis reads one element again and again. ALIGNED: a quadruple never crosses the end of a run, so it
+ * is one element four times or one 16-byte load; else the thread walks over it and looks up a run whenever one ends. */
 template <int OUTER, bool REPEATED, bool ALIGNED>
-__global__ void __launch_bounds__(THREADS) broadcast_kernel(Broadcast b)
+__global__ void __launch_bounds__(TL_QUADS_THREADS) broadcast_kernel(Broadcast b)
 {
-    const int64_t block = (int64_t)blockIdx.x * (THREADS * GROUPS * 4);
-    float v[GROUPS][4];
-    TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
-        const int64_t first = block + (k * THREADS + (int)threadIdx.x) * 4;
-        if (first >= b.n) break;
+    tl_write_quads(b.out, b.n, [&](int64_t first, float (&v)[4]) {
         uint32_t at;
         uint32_t q = b.inner.divmod((uint32_t)first, &at);
         const float *x = b.x + run_start<OUTER>(b, q);
-        if (ALIGNED) {
-            tl_unpack4(REPEATED ? make_float4(x[0], x[0], x[0], x[0]) : tl_load4(x + at), v[k]);
+        if constexpr (ALIGNED) {
+            tl_unpack4(REPEATED ? make_float4(x[0], x[0], x[0], x[0]) : tl_load4(x + at), v);
         } else {
             TL_UNROLL_FOR (int e = 0; e < 4; e++) {
-                v[k][e] = first + e < b.n ? x[REPEATED ? 0 : at] : 0.0f;
+                v[e] = first + e < b.n ? x[REPEATED ? 0 : at] : 0.0f;
                 if (++at == b.inner.divisor && first + e + 1 < b.n) {
                     at = 0;
                     x = b.x + run_start<OUTER>(b, ++q);
                 }
             }
         }
-    }
-    TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
-        const int64_t first = block + (k * THREADS + (int)threadIdx.x) * 4;
-        tl_store4(b.out + first, v[k], b.n - first);
-    }
+    });
 }
 
 template <int OUTER> auto pick_kernel(bool repeated, bool aligned)
@@ -92,8 +78,7 @@ int32_t run_broadcast(tl_context *ctx, const char *name, const float *x, const t
     }
     const bool aligned = inner % 4 == 0 && tl_aligned4(out) && (axes.repeated[last] || tl_aligned4(x));
     const auto pick = b.outer == 1 ? pick_kernel<1> : b.outer == 2 ? pick_kernel<2> : pick_kernel<0>;
-    const unsigned grid = tl_grid(n, THREADS * GROUPS * 4);
-    return tl_launch(ctx, name, pick(axes.repeated[last], aligned), grid, THREADS, b);
+    return tl_launch(ctx, name, pick(axes.repeated[last], aligned), tl_quads_grid(n), TL_QUADS_THREADS, b);
 }
 
 /* Pass after pass from x through scratch to the n elements of out; a pass is far smaller than the one before it. */
@@ -107,23 +92,18 @@ int32_t sum_repeated(tl_context *ctx, const float *x, tl_broadcast_axes axes, in
         left += axes.repeated[j];
     }
     if (left == 0) return run_broadcast(ctx, "tl_cuda_reduce_from_broadcast", x, axes, out);
-    void *scratch[TL_BROADCAST_RANK] = {};
-    int32_t status = TORCHLEAN_OK;
-    for (int i = 0; !status && tl_next_sum(&axes, &pass); i++) {
+    tl_scratch<float> scratch[2] = {tl_scratch<float>(ctx), tl_scratch<float>(ctx)};
+    for (int i = 0; tl_next_sum(&axes, &pass); i ^= 1) {
         float *to = out;
         if (--left > 0) {
-            status = tl_pool_alloc(ctx, (size_t)(pass.outer * pass.inner) * sizeof(float), &scratch[i]);
-            to = static_cast<float *>(scratch[i]);
+            if (!scratch[i]) TL_TRY(scratch[i].allocate(pass.outer * pass.inner));
+            to = scratch[i];
         }
-        if (!status && pass.inner == 1)
-            status = tl_cuda_row_sums(ctx, x, pass.outer, pass.length, 0, to);
-        else if (!status)
-            status = tl_cuda_column_sums(ctx, x, pass.outer, pass.length, pass.inner, 0, to);
+        TL_TRY(pass.inner == 1 ? tl_cuda_row_sums(ctx, x, pass.outer, pass.length, 0, to)
+                               : tl_cuda_column_sums(ctx, x, pass.outer, pass.length, pass.inner, 0, to));
         x = to;
     }
-    for (void *p : scratch)
-        tl_pool_free(ctx, p);
-    return status;
+    return TORCHLEAN_OK;
 }
 
 } // namespace

@@ -1,18 +1,15 @@
 /* Permutations of axes on CUDA.
  *
  * A permutation is a few exchanges of two neighbouring groups of axes, most often one: an array (outer, rows, cols, inner)
- * becomes (outer, cols, rows, inner). Five kernels share the work, all bound by memory:
+ * becomes (outer, cols, rows, inner). Four ways share the work, all bound by memory:
  *
  *   squares   inner = 1, rows and cols multiples of 4: tiles of 64 by 64, 16 bytes per thread on both sides
  *   ragged    inner = 1, any other matrix that fills such tiles: 4 bytes per thread, 16 loads in flight
  *   bricks    short runs (inner), thin matrices, and batches of small ones: tiles of whatever form fits 16 KiB
- *   slabs     the same where a block has whole rows of the input
- *   runs      long runs: a thread copies its share of a run straight from where it lies
+ *   runs      long runs: a strided copy (slices.cu)
  *
  * An element's index fits 32 bits (a buffer has fewer than 2^32 elements); sums that may pass it are 64-bit. */
 #include "cuda/device/division.cuh"
-#include "cuda/device/vector.cuh"
-#include "cuda/runtime/launch.cuh"
 #include "cuda/shape/shape.cuh"
 
 namespace {
@@ -164,20 +161,22 @@ template <class T, bool BATCH, bool RUN> __global__ void __launch_bounds__(THREA
         c0 *= b.across, r0 *= b.down;
     }
     const uint32_t rows = min(b.down, b.rows - r0), cols = min(b.across, b.cols - c0);
+    if (!BATCH) units = rows * b.cols * b.inner;
     const uint32_t x_stride = b.cols * b.inner, out_stride = b.rows * b.inner;
     const T *x = b.x + (int64_t)o * b.rows * x_stride + (int64_t)r0 * x_stride + c0 * b.inner;
     T *out = b.out + (int64_t)o * b.rows * x_stride + (int64_t)c0 * out_stride + r0 * b.inner;
 
     T v[STEPS];
-    TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
-        const uint32_t e = k * THREADS + threadIdx.x;
-        v[k] = T();
-        if (BATCH) {
-            if (e < units) v[k] = x[e];
-        } else {
+    if (BATCH || b.across == b.cols) { /* whole rows of x, or matrices */
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
+            const uint32_t e = k * THREADS + threadIdx.x;
+            v[k] = e < units ? x[e] : T();
+        }
+    } else {
+        TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
             uint32_t w;
-            const uint32_t r = b.line.divmod(e, &w);
-            if (r < rows && w < cols * b.inner) v[k] = x[(int64_t)r * x_stride + w];
+            const uint32_t r = b.line.divmod(k * THREADS + threadIdx.x, &w);
+            v[k] = r < rows && w < cols * b.inner ? x[(int64_t)r * x_stride + w] : T();
         }
     }
     TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
@@ -202,100 +201,11 @@ template <class T, bool BATCH, bool RUN> __global__ void __launch_bounds__(THREA
     }
 }
 
-/* ---- slabs ------------------------------------------------------------------------------------------------------- */
-
-/* A brick of whole rows of the input, which lie behind each other: `down` of them, `line` units each. A thread walks through it in
- * steps of THREADS units, in the order of the input and then in that of the output: what it adds for a step, and where that leaves a
- * row, a run or a column, is the same all the way, so that no unit takes a division. In shared memory rows lie `pitch` apart, which
- * puts the runs of neighbouring rows in neighbouring banks. Units past the end are the last one again; of a last slab of fewer rows
- * those that do not exist are not stored. */
-template <class T> struct Slabs {
-    const T *x;
-    T *out;
-    uint32_t rows, cols, inner, down, line, pitch;
-    uint32_t step_w, step_at; /* input: in its row, in shared memory */
-    uint32_t step_i, step_r, step_c, step_from,
-        step_out;                 /* output: in the run, of runs, of columns, in shared memory, in out */
-    uint32_t next_from, next_out; /* to the next column, from behind the last row of this one */
-    tl_fastdiv by_down, by_line, by_height, by_run; /* slabs of a matrix; line, down, inner */
-};
-
-template <class T, bool RUN> __global__ void __launch_bounds__(THREADS) slabs_kernel(const __grid_constant__ Slabs<T> b)
-{
-    constexpr uint32_t UNITS = BRICK / sizeof(T), STEPS = UNITS / THREADS, ROOM = UNITS + UNITS / 8;
-    __shared__ T slab[ROOM];
-    uint32_t slab_of, w, i = 0, r;
-    const int64_t matrix = (int64_t)b.by_down.divmod(blockIdx.x, &slab_of) * b.rows * b.line;
-    const uint32_t r0 = slab_of * b.down, rows = min(b.down, b.rows - r0), units = rows * b.line;
-    const T *const x = b.x + matrix + (int64_t)r0 * b.line;
-    T *const out = b.out + matrix + (int64_t)r0 * b.inner;
-
-    T v[STEPS];
-    TL_UNROLL_FOR (uint32_t k = 0; k < STEPS; k++)
-        v[k] = x[min(k * THREADS + threadIdx.x, units - 1)];
-    uint32_t at = b.by_line.divmod(threadIdx.x, &w) * b.pitch;
-    at += w;
-    const uint32_t last = (rows - 1) * b.pitch + b.line - 1, beside = b.pitch - b.line;
-    TL_UNROLL_FOR (uint32_t k = 0; k < STEPS; k++) {
-        slab[min(at, last)] = v[k];
-        w += b.step_w, at += b.step_at;
-        if (w >= b.line) w -= b.line, at += beside;
-    }
-    __syncthreads();
-
-    uint32_t c = b.by_height.divmod(RUN ? b.by_run.divmod(threadIdx.x, &i) : threadIdx.x, &r);
-    uint32_t from = r * b.pitch + c * b.inner + i, to = c * (b.rows * b.inner) + r * b.inner + i;
-    TL_UNROLL_FOR (uint32_t k = 0; k < STEPS; k++) {
-        const T y = slab[min(from, ROOM - 1)];
-        if (r < rows && c < b.cols) out[to] = y;
-        r += b.step_r, c += b.step_c, from += b.step_from, to += b.step_out;
-        if (RUN) {
-            i += b.step_i;
-            if (i >= b.inner) i -= b.inner, r++, from += beside + b.line - b.inner;
-        }
-        if (r >= b.down) r -= b.down, c++, from += b.next_from, to += b.next_out;
-    }
-}
-
-/* Rows of a slab of `most` units, all slabs alike; of runs of one unit as many as fill lines of the output. */
-int64_t slab_rows(int64_t rows, int64_t line, int64_t inner, int64_t most)
-{
-    const int64_t room = most / line, whole = inner == 1 && room < rows && room >= 32 ? 32 : 1;
-    return tl_ceil_div(tl_ceil_div(rows, tl_ceil_div(rows, room / whole * whole)), whole) * whole;
-}
-
-template <class T> int32_t run_slabs(tl_context *ctx, const char *name, const Exchange &e)
-{
-    constexpr int64_t UNITS = BRICK / sizeof(T), BANKS = 128 / sizeof(T); /* BANKS: in units */
-    const int64_t rows = e.rows, cols = e.cols, inner = e.inner / (int64_t)(sizeof(T) / sizeof(float));
-    const int64_t line = cols * inner, down = slab_rows(rows, line, inner, UNITS);
-    const int64_t beside = ((inner - line) % BANKS + BANKS) % BANKS, pitch = line + beside;
-    const bool fits = down * pitch <= UNITS + UNITS / 8;
-    const int64_t runs = THREADS / inner, columns = runs / down;
-    Slabs<T> b = {};
-    b.x = reinterpret_cast<const T *>(e.x), b.out = reinterpret_cast<T *>(e.out);
-    b.rows = (uint32_t)rows, b.cols = (uint32_t)cols, b.inner = (uint32_t)inner, b.down = (uint32_t)down;
-    b.line = (uint32_t)line, b.pitch = (uint32_t)(line < 8 ? line : fits ? pitch : line | 1);
-    b.step_w = (uint32_t)(THREADS % line), b.step_at = (uint32_t)(THREADS / line) * b.pitch + b.step_w;
-    b.step_i = (uint32_t)(THREADS % inner), b.step_r = (uint32_t)(runs % down), b.step_c = (uint32_t)columns;
-    b.step_from = b.step_r * b.pitch + b.step_c * b.inner + b.step_i;
-    b.step_out = b.step_c * (b.rows * b.inner) + b.step_r * b.inner + b.step_i;
-    b.next_from = b.inner - b.down * b.pitch, b.next_out = (b.rows - b.down) * b.inner; /* modulo 2^32 */
-    b.by_line = tl_fastdiv((uint64_t)line), b.by_height = tl_fastdiv((uint64_t)down);
-    b.by_run = tl_fastdiv((uint64_t)inner);
-    const int64_t slabs = tl_ceil_div(rows, down);
-    b.by_down = tl_fastdiv((uint64_t)slabs);
-    const auto kernel = inner > 1 ? slabs_kernel<T, true> : slabs_kernel<T, false>;
-    return tl_launch(ctx, name, kernel, tl_grid(e.outer * slabs, 1), THREADS, b);
-}
-
-/* Slabs, where they give pieces of the output of 256 bytes, from where on longer ones gain nothing; else bricks. */
 template <class T> int32_t run_bricks(tl_context *ctx, const char *name, const Exchange &e)
 {
     const int64_t rows = e.rows, cols = e.cols, inner = e.inner / (int64_t)(sizeof(T) / sizeof(float));
     constexpr int64_t UNITS = BRICK / sizeof(T);
     const bool batch = rows * cols * inner <= UNITS;
-    if (!batch && UNITS / (cols * inner) * inner * (int64_t)sizeof(T) >= 256) return run_slabs<T>(ctx, name, e);
     int64_t outers = 1, down = rows, across = cols;
     if (batch) {
         outers = UNITS / (rows * cols * inner);
@@ -336,46 +246,15 @@ template <class T> int32_t run_bricks(tl_context *ctx, const char *name, const E
 
 /* ---- long runs --------------------------------------------------------------------------------------------------- */
 
-/* Output unit u (a float or a float4) comes from the same place of its run in the input. A thread owns units THREADS
- * apart in the block's consecutive ones and loads all before it stores. */
-template <class T> struct Runs {
-    const T *x;
-    T *out;
-    uint32_t rows, cols, inner, units;
-    tl_fastdiv by_inner, by_rows, by_cols;
-};
-
-template <class T> __global__ void __launch_bounds__(THREADS) runs_kernel(Runs<T> p)
+/* A strided copy: every unit comes straight from its place. */
+int32_t run_runs(tl_context *ctx, const char *name, const Exchange &e)
 {
-    constexpr int STEPS = 64 / sizeof(T);
-    const int64_t block = (int64_t)blockIdx.x * (THREADS * STEPS);
-    T v[STEPS];
-    TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
-        const int64_t u = block + k * THREADS + threadIdx.x;
-        v[k] = T();
-        if (u < p.units) {
-            uint32_t i, r, c;
-            const uint32_t o = p.by_cols.divmod(p.by_rows.divmod(p.by_inner.divmod((uint32_t)u, &i), &r), &c);
-            v[k] = p.x[(((int64_t)o * p.rows + r) * p.cols + c) * p.inner + i];
-        }
-    }
-    TL_UNROLL_FOR (int k = 0; k < STEPS; k++) {
-        const int64_t u = block + k * THREADS + threadIdx.x;
-        if (u < p.units) p.out[u] = v[k];
-    }
-}
-
-template <class T> int32_t run_runs(tl_context *ctx, const char *name, const Exchange &e)
-{
-    constexpr int STEPS = 64 / sizeof(T);
-    const int64_t inner = e.inner / (int64_t)(sizeof(T) / sizeof(float));
-    Runs<T> p = {};
-    p.x = reinterpret_cast<const T *>(e.x), p.out = reinterpret_cast<T *>(e.out);
-    p.rows = (uint32_t)e.rows, p.cols = (uint32_t)e.cols, p.inner = (uint32_t)inner;
-    p.units = (uint32_t)(e.outer * e.rows * e.cols * inner);
-    p.by_inner = tl_fastdiv((uint64_t)inner);
-    p.by_rows = tl_fastdiv((uint64_t)e.rows), p.by_cols = tl_fastdiv((uint64_t)e.cols);
-    return tl_launch(ctx, name, runs_kernel<T>, tl_grid(p.units, THREADS * STEPS), THREADS, p);
+    const int64_t size[4] = {e.outer, e.cols, e.rows, e.inner};
+    const int64_t stride[4] = {e.rows * e.cols * e.inner, e.inner, e.cols * e.inner, 1};
+    tl_strided s = {0, 0, e.outer * e.rows * e.cols * e.inner, {}, {}};
+    for (int k = e.outer == 1; k < 4; k++)
+        s.size[s.count] = size[k], s.stride[s.count++] = stride[k];
+    return tl_cuda_copy_strided(ctx, name, s, e.x, e.out);
 }
 
 /* ---- the choice among them --------------------------------------------------------------------------------------- */
@@ -389,8 +268,8 @@ int32_t exchange_axes(tl_context *ctx, const char *name, const Exchange &e)
     }
     /* Runs of 128 bytes fill whole lines, so nothing is gained by collecting neighbours first. */
     if (e.inner % 4 == 0 && tl_aligned4(e.x) && tl_aligned4(e.out))
-        return e.inner >= 32 ? run_runs<float4>(ctx, name, e) : run_bricks<float4>(ctx, name, e);
-    return e.inner >= 128 ? run_runs<float>(ctx, name, e) : run_bricks<float>(ctx, name, e);
+        return e.inner >= 32 ? run_runs(ctx, name, e) : run_bricks<float4>(ctx, name, e);
+    return e.inner >= 128 ? run_runs(ctx, name, e) : run_bricks<float>(ctx, name, e);
 }
 
 } // namespace

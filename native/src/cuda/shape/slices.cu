@@ -4,10 +4,7 @@
  * and pointers allow it an element is four floats. Element i of the dense array lies where one fast division per merged axis says;
  * an index fits 32 bits, as a buffer has fewer than 2^32 elements. */
 #include "cuda/device/division.cuh"
-#include "cuda/device/vector.cuh"
-#include "cuda/runtime/launch.cuh"
-#include "formula/strided.h"
-#include "generated/shape.h"
+#include "cuda/shape/shape.cuh"
 
 namespace {
 
@@ -57,19 +54,9 @@ template <class T> int32_t launch(tl_context *ctx, const char *name, const tl_st
     const auto kernel = s.count == 1   ? copy_kernel<T, 1>
                         : s.count == 2 ? copy_kernel<T, 2>
                         : s.count == 3 ? copy_kernel<T, 3>
+                        : s.count == 4 ? copy_kernel<T, 4>
                                        : copy_kernel<T, 0>;
     return tl_launch(ctx, name, kernel, tl_grid(c.n, THREADS * GROUPS), THREADS, c);
-}
-
-/* From the strided array x to the dense y. */
-int32_t copy(tl_context *ctx, const char *name, const tl_strided &s, const float *x, float *y)
-{
-    x += s.base;
-    const int last = s.count - 1;
-    bool wide = s.stride[last] == 1 && s.size[last] % 4 == 0 && tl_aligned4(x) && tl_aligned4(y);
-    for (int k = 0; k < last; k++)
-        wide = wide && s.stride[k] % 4 == 0;
-    return wide ? launch<float4>(ctx, name, s, x, y) : launch<float>(ctx, name, s, x, y);
 }
 
 /* ---- padding ----------------------------------------------------------------------------------------------------- */
@@ -117,12 +104,9 @@ struct Pad {
     }
 };
 
-/* A block owns 4·THREADS·GROUPS consecutive elements of y, the innermost axis is axis 0; a thread owns GROUPS quadruples of them, THREADS
- * apart, which it writes at once. AXES = 0: any number of axes. */
-template <int AXES> __global__ void __launch_bounds__(THREADS) pad_kernel(const __grid_constant__ Pad p)
+/* The innermost axis is axis 0. AXES = 0: any number of axes. */
+template <int AXES> __global__ void __launch_bounds__(TL_QUADS_THREADS) pad_kernel(const __grid_constant__ Pad p)
 {
-    const int64_t block = (int64_t)blockIdx.x * (THREADS * GROUPS * 4);
-    float v[GROUPS][4];
     const auto find_row = [&](uint32_t row, int64_t *at) {
         bool inside = true;
         *at = 0;
@@ -134,25 +118,19 @@ template <int AXES> __global__ void __launch_bounds__(THREADS) pad_kernel(const 
         }
         return inside;
     };
-    TL_UNROLL_FOR (int g = 0; g < GROUPS; g++) {
-        const int64_t i = block + (g * THREADS + (int)threadIdx.x) * 4;
-        if (i >= p.total) break;
+    tl_write_quads(p.y, p.total, [&](int64_t i, float (&v)[4]) {
         uint32_t column, index;
         uint32_t row = p.size[0].divmod((uint32_t)i, &column);
         int64_t at;
         bool inside = find_row(row, &at);
         TL_UNROLL_FOR (int e = 0; e < 4; e++) {
-            v[g][e] = p.find(0, column, &index) && inside && i + e < p.total ? p.x[at + index] : p.value;
+            v[e] = p.find(0, column, &index) && inside && i + e < p.total ? p.x[at + index] : p.value;
             if (e < 3 && ++column == p.size[0].divisor) {
                 column = 0;
                 inside = find_row(++row, &at);
             }
         }
-    }
-    TL_UNROLL_FOR (int g = 0; g < GROUPS; g++) {
-        const int64_t i = block + (g * THREADS + (int)threadIdx.x) * 4;
-        tl_store4(p.y + i, v[g], p.total - i);
-    }
+    });
 }
 
 /* ---- concatenation ----------------------------------------------------------------------------------------------- */
@@ -170,44 +148,45 @@ struct Concat {
     }
 };
 
-/* A block owns 4·THREADS·GROUPS consecutive elements of out; a thread owns GROUPS quadruples of them, THREADS apart, which it
- * writes at once. It reads at once what lies in one row of one side on 16 bytes, else one by one. */
-__global__ void __launch_bounds__(THREADS) concat_kernel(Concat c)
+/* A thread reads at once what lies in one row of one side on 16 bytes, else one by one. */
+__global__ void __launch_bounds__(TL_QUADS_THREADS) concat_kernel(Concat c)
 {
-    const int64_t block = (int64_t)blockIdx.x * (THREADS * GROUPS * 4);
-    float v[GROUPS][4];
-    TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
-        const int64_t i = block + (k * THREADS + (int)threadIdx.x) * 4;
-        if (i >= c.total) break;
+    tl_write_quads(c.out, c.total, [&](int64_t i, float (&v)[4]) {
         uint32_t column;
         uint32_t row = c.width.divmod((uint32_t)i, &column);
         const float *const from = c.at(row, column);
         const uint32_t end = column < c.n ? c.n : c.width.divisor;
         if (column + 4 <= end && tl_aligned4(from)) {
-            tl_load4(from, v[k]);
+            tl_load4(from, v);
         } else if (column + 4 <= end) {
             TL_UNROLL_FOR (int e = 0; e < 4; e++)
-                v[k][e] = from[e];
+                v[e] = from[e];
         } else {
             TL_UNROLL_FOR (int e = 0; e < 4; e++) {
-                v[k][e] = i + e < c.total ? *c.at(row, column) : 0.0f;
+                v[e] = i + e < c.total ? *c.at(row, column) : 0.0f;
                 if (++column == c.width.divisor) column = 0, row++;
             }
         }
-    }
-    TL_UNROLL_FOR (int k = 0; k < GROUPS; k++) {
-        const int64_t i = block + (k * THREADS + (int)threadIdx.x) * 4;
-        tl_store4(c.out + i, v[k], c.total - i);
-    }
+    });
 }
 
 } // namespace
 
+int32_t tl_cuda_copy_strided(tl_context *ctx, const char *name, const tl_strided &s, const float *x, float *y)
+{
+    x += s.base;
+    const int last = s.count - 1;
+    bool wide = s.stride[last] == 1 && s.size[last] % 4 == 0 && tl_aligned4(x) && tl_aligned4(y);
+    for (int k = 0; k < last; k++)
+        wide = wide && s.stride[k] % 4 == 0;
+    return wide ? launch<float4>(ctx, name, s, x, y) : launch<float>(ctx, name, s, x, y);
+}
+
 extern "C" int32_t tl_cuda_slice_axes(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
                                       const tl_dims *starts, const tl_dims *steps, int64_t reversed, float *out)
 {
-    return copy(ctx, "tl_cuda_slice_axes",
-                tl_slice_strides(in_dims->rank, in_dims->d, out_dims->d, starts->d, steps->d, reversed), x, out);
+    const tl_strided s = tl_slice_strides(in_dims->rank, in_dims->d, out_dims->d, starts->d, steps->d, reversed);
+    return tl_cuda_copy_strided(ctx, "tl_cuda_slice_axes", s, x, out);
 }
 
 extern "C" int32_t tl_cuda_pad_axes(tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
@@ -225,7 +204,7 @@ extern "C" int32_t tl_cuda_pad_axes(tl_context *ctx, const float *x, const tl_di
                         : p.count == 2 ? pad_kernel<2>
                         : p.count == 3 ? pad_kernel<3>
                                        : pad_kernel<0>;
-    return tl_launch(ctx, "tl_cuda_pad_axes", kernel, tl_grid(total, THREADS * GROUPS * 4), THREADS, p);
+    return tl_launch(ctx, "tl_cuda_pad_axes", kernel, tl_quads_grid(total), TL_QUADS_THREADS, p);
 }
 
 extern "C" int32_t tl_cuda_slice1d(tl_context *ctx, const float *x, int64_t n, int64_t start, int64_t len, float *out)
@@ -246,5 +225,5 @@ extern "C" int32_t tl_cuda_concat_rows(tl_context *ctx, const float *a, const fl
 {
     if (rows * (n + m) == 0) return TORCHLEAN_OK;
     const Concat c = {a, b, out, rows * (n + m), tl_fastdiv((uint64_t)(n + m)), (uint32_t)n, (uint32_t)m};
-    return tl_launch(ctx, "tl_cuda_concat_rows", concat_kernel, tl_grid(c.total, THREADS * GROUPS * 4), THREADS, c);
+    return tl_launch(ctx, "tl_cuda_concat_rows", concat_kernel, tl_quads_grid(c.total), TL_QUADS_THREADS, c);
 }
