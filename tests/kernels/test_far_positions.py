@@ -51,6 +51,20 @@ def test_the_first_of_equal_elements_is_chosen(runtime: Runtime, length: int) ->
             assert kernels.topk(buffer, 1, length, 1, k).numpy().tolist() == order[:k].tolist()
 
 
+@pytest.mark.operations("argmax", "argmin", "topk")
+@pytest.mark.parametrize("length", [63, 64, 200, 1024, 4096, 4097, 70001])
+def test_rows_that_rise_or_fall(runtime: Runtime, length: int) -> None:
+    """Nothing, or everything, after the first element takes the lead."""
+    for step in (1, -1):
+        x = step * np.arange(length, dtype=np.float32)
+        buffer, rising = runtime.upload(x), np.argsort(x)
+        assert kernels.argmax(buffer, 1, length, 1).numpy() == rising[-1]
+        assert kernels.argmin(buffer, 1, length, 1).numpy() == rising[0]
+        for k in (1, 2, 5, 40):
+            for largest, order in ((1, rising[::-1]), (0, rising)):
+                assert kernels.topk(buffer, 1, length, 1, k, largest).numpy().tolist() == order[:k].tolist()
+
+
 @pytest.mark.operations("reduce_sum", "reduce_max_axis1", "global_norm")
 def test_each_element_of_a_sum_counts_once(runtime: Runtime) -> None:
     for _, x in alone(LONG, PLACES):
