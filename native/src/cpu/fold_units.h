@@ -60,40 +60,19 @@ static void start_lanes(enum tl_fold_kind kind, double *v, int64_t plane)
         v[i] = i < plane ? tl_fold_start(kind) : 0.0;
 }
 
-/* v[i] = v[i] v[n + i], and the same of sums. */
-static void multiply_halves(double *v, int64_t n)
-{
-    const double *const other = v + n;
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; i++)
-        v[i] *= other[i];
-}
-
-static void add_halves(double *v, int64_t n)
-{
-    const double *const other = v + n;
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; i++)
-        v[i] += other[i];
-}
-
-/* Folds the lanes of `width` columns: those of one lane stand side by side. The powers of two of a product are taken out at the end, as
- * eight numbers of [1, 2) are multiplied at most. */
+/* Folds the lanes of `width` columns: those of one lane stand side by side. */
 static void fold_lanes(const fold *a, double *v, int64_t plane, int64_t width)
 {
     for (int64_t half = a->lanes / 2; half > 0; half /= 2) {
         const int64_t n = half * width;
-        if (plane > 0) {
-            multiply_halves(v, n);
-            add_halves(v + plane, n);
-            add_halves(v + 2 * plane, n);
-        } else {
+        const double *const other = v + n;
+        if (plane == 0)
             for (int64_t i = 0; i < n; i++)
-                tl_fold_join(a->kind, v + i, NULL, NULL, v[n + i], 0.0, 0.0);
-        }
+                tl_fold_join(a->kind, v + i, NULL, NULL, other[i], 0.0, 0.0);
+        for (int64_t i = 0; plane > 0 && i < n; i++)
+            tl_fold_join(TL_FOLD_PRODUCT, v + i, v + plane + i, v + 2 * plane + i, other[i], other[plane + i],
+                         other[2 * plane + i]);
     }
-    for (int64_t j = 0; plane > 0 && j < width; j++)
-        tl_fold_normalize(v + j, v + plane + j);
 }
 
 /* Where the value of segment s of a result goes; its other planes lie a->results * a->segments apart. */
@@ -122,12 +101,6 @@ static void write_value(const fold *a, const double *v, int64_t plane, int64_t r
 static void end_lanes(const fold *a, double *v, int64_t plane, int64_t width, int64_t first, int64_t s)
 {
     fold_lanes(a, v, plane, width);
-    if (a->segments == 1 && a->out && plane > 0) {
-        for (int64_t j = 0; j < width; j++)
-            a->out[first + j] =
-                tl_fold_end(TL_FOLD_PRODUCT, (tl_folded){v[j], v[plane + j], v[2 * plane + j]}, 0.0, a->rule);
-        return;
-    }
     for (int64_t j = 0; j < width; j++)
         write_value(a, v + j, plane, first + j, s);
 }
@@ -258,83 +231,6 @@ typedef struct group {
     default: break;                                                      \
     }
 
-/* A group of a product, of which nothing is written unless multiply_units takes all its elements: the lanes are folded without taking
- * powers of two out, as the product of eight numbers of [1, 2) needs none. `units` are the rows of the lanes, `step` apart, and x the
- * elements. */
-static int multiply_group(const fold *a, const group *q, const float *const *units, int64_t step, const float *const *x)
-{
-    tl_unit_lanes v;
-    _Alignas(64) float last[TAKE_WIDTH];
-    const int64_t lanes = a->lanes, rows = q->n / lanes, rest = q->n - rows * lanes;
-    double *const lane = (double *)v.lane;
-    int64_t *const power = (int64_t *)v.power;
-    for (int32_t l = 0; l < TAKE_WIDTH; l++)
-        lane[l] = 1.0, power[l] = 0;
-    if (!multiply_units(&v, units, step, rows)) return 0;
-    if (rest > 0) {
-        for (int64_t j = 0; j < TAKE_WIDTH; j++)
-            last[j] = 1.0f;
-        for (int64_t g = 0; g < q->count; g++)
-            for (int64_t l = 0; l < rest; l++)
-                last[g * lanes + l] = x[g][rows * lanes + l];
-        if (!multiply_units(&v, (const float *const[]){last, last + 8, last + 16, last + 24}, 1, 1)) return 0;
-    }
-    JOIN_LANES(lanes, lane, *=)
-    JOIN_LANES(lanes, power, +=)
-    for (int64_t g = 0; g < q->count; g++) {
-        double of[TL_FOLD_PLANES] = {lane[g * lanes], (double)power[g * lanes], 0.0};
-        tl_fold_normalize(of, of + 1);
-        write_value(a, of, 1, q->result[g], q->segment[g]);
-    }
-    return 1;
-}
-
-/* Writes the products v[g] 2^power[g] of a group, none of which had a zero. */
-static inline void write_products(const fold *a, const group *q, const double *v, const int64_t *power)
-{
-    const int64_t plane = a->results * a->segments;
-    float end[TAKE_UNITS];
-    if (a->segments == 1 && a->out) {
-        for (int32_t g = 0; g < TAKE_UNITS; g++)
-            end[g] = tl_fold_end(TL_FOLD_PRODUCT, (tl_folded){v[g], (double)power[g], 0.0}, 0.0, a->rule);
-        for (int64_t g = 0; g < q->count; g++)
-            a->out[q->result[g]] = end[g];
-        return;
-    }
-    for (int64_t g = 0; g < q->count; g++) {
-        double *const to = value_at(a, q->result[g], q->segment[g]);
-        to[0] = v[g], to[plane] = (double)power[g], to[2 * plane] = 0.0;
-    }
-}
-
-/* A group of products of all lanes, each of whose elements lie side by side, of which nothing is written unless multiply_freely takes
- * all elements. */
-static int multiply_full_group(const fold *a, const group *q)
-{
-    tl_vec64 lanes[TAKE_VECTORS];
-    _Alignas(64) double product[TAKE_UNITS];
-    _Alignas(64) int64_t power[TAKE_UNITS];
-    _Alignas(64) float last[TAKE_UNITS][TL_FOLD_LANES];
-    const float *x[TAKE_UNITS], *rest[TAKE_UNITS];
-    const int64_t left = q->n % TL_FOLD_LANES;
-    if (q->n < TL_FOLD_LANES) return 0;
-    x[0] = unit_elements(a, q->result[0], q->segment[0], q->n, NULL);
-    for (int64_t g = 1; g < TAKE_UNITS; g++) /* nobody reads the lanes of units that are missing */
-        x[g] = g < q->count ? unit_elements(a, q->result[g], q->segment[g], q->n, NULL) : x[0];
-    for (int32_t g = 0; g < TAKE_UNITS && left > 0; g++) {
-        const float *const end = x[g] + q->n - left;
-#pragma GCC ivdep
-#pragma GCC unroll 1
-        for (int32_t l = 0; l < TL_FOLD_LANES; l++)
-            last[g][l] = l < (int32_t)left ? end[l] : 1.0f;
-        rest[g] = last[g];
-    }
-    if (!multiply_freely(lanes, x, q->n / TL_FOLD_LANES, left > 0 ? rest : NULL)) return 0;
-    join_products_of_units(lanes, product, power);
-    write_products(a, q, product, power);
-    return 1;
-}
-
 /* The elements that do not fill a row of lanes, of all units of a group at once. */
 static void take_rest(const fold *a, enum tl_fold_kind kind, const group *q, const float *const *x, const double *m,
                       double *v)
@@ -353,9 +249,11 @@ static void take_rest(const fold *a, enum tl_fold_kind kind, const group *q, con
             v[g * lanes + l] = with[g * lanes + l];
 }
 
-/* A group whose elements `x` stand in place, or are packed; `end` gets the units' values, in planes of as many as there are lanes. */
-static void take_group(const fold *a, enum tl_fold_kind kind, const group *q, const float *const *x,
-                       const float *packed, const double *m, double *end)
+/* A group whose elements `x` stand in place, or are packed; `end` gets the units' values, in planes of as many as there are lanes. A
+ * function of its own: inlined twice, gcc 12 vectorises its loops by narrower vectors. */
+static __attribute__((noinline)) void take_group(const fold *a, enum tl_fold_kind kind, const group *q,
+                                                 const float *const *x, const float *packed, const double *m,
+                                                 double *end)
 {
     _Alignas(64) double v[TL_FOLD_PLANES * TAKE_WIDTH];
     const int64_t lanes = a->lanes, count = q->count, width = lanes * count, rows = q->n / lanes, rest = q->n % lanes;
@@ -387,28 +285,22 @@ static void fold_group(const fold *a, const group *q)
     _Alignas(64) double m[TAKE_WIDTH], end[TL_FOLD_PLANES * TAKE_WIDTH];
     const int64_t lanes = a->lanes, count = q->count, width = lanes * count, rows = q->n / lanes;
     const int64_t plane = planes_of(a->kind) > 1 ? width : 0;
-    const int product = a->kind == TL_FOLD_PRODUCT, full = lanes == TL_FOLD_LANES, in_place = full && is_light(a->kind);
+    const int in_place = lanes == TL_FOLD_LANES && is_light(a->kind);
     const float *x[TAKE_WIDTH];
     for (int64_t g = 0; g < count; g++)
         x[g] = unit_elements(a, q->result[g], q->segment[g], q->n, room + g * q->n);
     for (int64_t g = count; g < TAKE_UNITS; g++) /* nobody reads the lanes of these */
         x[g] = x[0];
-    if (product && full && multiply_group(a, q, x, TL_FOLD_LANES, x)) return;
     memset(m, 0, sizeof m);
     for (int64_t g = 0; !in_place && g < count; g++)
         (lanes == 8 ? pack8 : lanes == 4 ? pack4 : lanes == 2 ? pack2 : pack1)(packed + g * lanes, width, x[g], rows);
-    if (product && width == TAKE_WIDTH && !full &&
-        multiply_group(a, q, (const float *const[]){packed, packed + 8, packed + 16, packed + 24}, width, x))
-        return;
     if (a->kind == TL_FOLD_DEVIATION) {
         take_group(a, TL_FOLD_SUM, q, x, in_place ? NULL : packed, m, end);
         for (int64_t g = 0; g < count; g++)
             write_sum(a, end[g], q->result[g], q->segment[g]);
     }
     for (int64_t g = 0; g < count; g++) {
-        const double centre = a->kind == TL_FOLD_DEVIATION ? end[g] / (double)q->n
-                              : product                    ? 0.0
-                                                           : centre_of(a, q->result[g]);
+        const double centre = a->kind == TL_FOLD_DEVIATION ? end[g] / (double)q->n : centre_of(a, q->result[g]);
         for (int64_t l = 0; l < lanes; l++)
             m[g * lanes + l] = centre;
     }
@@ -422,7 +314,6 @@ static void fold_group(const fold *a, const group *q)
 static void fold_groups(const fold *a, int64_t from, int64_t last)
 {
     const int64_t most = TAKE_WIDTH / a->lanes, tail = a->f.length - (a->segments - 1) * TL_FOLD_SEGMENT;
-    const int product = a->kind == TL_FOLD_PRODUCT && a->lanes == TL_FOLD_LANES && a->f.reduced <= 1;
     group groups[2];
     groups[0].n = TL_FOLD_SEGMENT, groups[1].n = tail;
     groups[0].count = groups[1].count = 0;
@@ -432,14 +323,13 @@ static void fold_groups(const fold *a, int64_t from, int64_t last)
         q->result[q->count] = result;
         q->segment[q->count++] = s;
         if (q->count == most) {
-            if (!product || !multiply_full_group(a, q)) fold_group(a, q);
+            fold_group(a, q);
             q->count = 0;
         }
         if (++s == a->segments) s = 0, result++;
     }
     for (int32_t ends = 0; ends < 2; ends++)
-        if (groups[ends].count > 0 && (!product || !multiply_full_group(a, groups + ends)))
-            fold_group(a, groups + ends);
+        if (groups[ends].count > 0) fold_group(a, groups + ends);
 }
 
 /* A segment of the values of one result, which are deviations: around what their own elements' mean is. */
@@ -460,51 +350,22 @@ static void join_deviations(const fold *a, int64_t result, int64_t s)
     write_value(a, w, 0, result, s);
 }
 
-/* A segment of the values of one result, which are products. A lane has at most 32 numbers of [1, 2), whose powers of two are taken
- * out once; sums of these, and of numbers of zeros, are exact in every order. */
-static void join_products(const fold *a, int64_t result, int64_t s)
-{
-    double lane[TL_FOLD_LANES] = {1.0}, e = 0.0, zeros = 0.0;
-    const int64_t begin = s * TL_FOLD_SEGMENT, n = tl_imin(a->length - begin, TL_FOLD_SEGMENT);
-    const int64_t lanes = a->lanes, plane = a->results * a->length;
-    const double *const from = a->from + result * a->length + begin;
-    for (int64_t r = 0; r < n; r++) {
-        e += from[plane + r];
-        zeros += from[2 * plane + r];
-    }
-    for (int64_t l = 0; l < lanes; l++) {
-        double v = 1.0;
-        for (int64_t r = l; r < n; r += lanes)
-            v *= from[r];
-        tl_fold_normalize(&v, &e);
-        lane[l] = v;
-    }
-    for (int64_t half = lanes / 2; half > 0; half /= 2)
-        for (int64_t l = 0; l < half; l++)
-            lane[l] *= lane[half + l];
-    if (lanes > 1) tl_fold_normalize(lane, &e);
-    if (a->segments == 1 && a->out)
-        a->out[result] = tl_fold_end(TL_FOLD_PRODUCT, (tl_folded){lane[0], e, zeros}, 0.0, a->rule);
-    else
-        write_value(a, (const double[]){lane[0], e, zeros}, 1, result, s);
-}
-
 /* A unit of a later level: a segment of the values of one result. */
 static void join_unit(const fold *a, int64_t unit)
 {
-    double v[TL_FOLD_LANES];
-    const int64_t s = unit % a->segments, result = unit / a->segments;
+    double v[TL_FOLD_PLANES * TL_FOLD_LANES];
+    const int64_t s = unit % a->segments, result = unit / a->segments, many = planes_of(a->kind) > 1;
     if (a->kind == TL_FOLD_DEVIATION) {
         join_deviations(a, result, s);
         return;
     }
-    if (a->kind == TL_FOLD_PRODUCT) {
-        join_products(a, result, s);
-        return;
-    }
-    start_lanes(a->kind, v, a->lanes);
+    const int64_t plane = many * a->lanes, apart = many * a->results * a->length;
     const int64_t begin = s * TL_FOLD_SEGMENT, end = tl_imin(a->length, begin + TL_FOLD_SEGMENT);
-    for (int64_t r = begin; r < end; r++)
-        tl_fold_join(a->kind, v + (r - begin) % a->lanes, NULL, NULL, a->from[result * a->length + r], 0.0, 0.0);
-    end_lanes(a, v, 0, 1, result, s);
+    start_lanes(a->kind, v, a->lanes);
+    for (int64_t r = begin; r < end; r++) {
+        const double *const from = a->from + result * a->length + r;
+        double *const to = v + (r - begin) % a->lanes;
+        tl_fold_join(a->kind, to, to + plane, to + 2 * plane, from[0], from[apart], from[2 * apart]);
+    }
+    end_lanes(a, v, plane, 1, result, s);
 }

@@ -8,8 +8,6 @@
  *
  * An extreme has no order of additions, so that it is found as in reduce.c. */
 #include "core/threads.h"
-#include "cpu/fold_bundle.h"
-#include "cpu/fold_columns.h"
 #include "cpu/fold_slopes.h"
 #include "cpu/fold_units.h"
 #include "cpu/reduce.h"
@@ -21,12 +19,11 @@ static void fold_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const fold *a = arg;
     const int64_t from = task * a->per_task, last = tl_imin(a->units, from + a->per_task);
     if (!a->from && a->f.inner == 1) {
-        (is_of_short_products(a) ? multiply_short_rows : fold_groups)(a, from, last);
+        fold_groups(a, from, last);
         return;
     }
-    const int product = is_of_columns(a);
     for (int64_t u = from; u < last; u++)
-        if (!product || !multiply_columns(a, u)) (a->from ? join_unit : fold_unit)(a, u);
+        (a->from ? join_unit : fold_unit)(a, u);
 }
 
 static void run_units(fold *a, int64_t units, int64_t size, tl_task_fn fn)

@@ -307,40 +307,7 @@ static inline float tl_row_sum(const float *x, int64_t n)
 /* ---- the column tree --------------------------------------------------------------------------------------------- */
 
 /* Columns a chunk is summed over at once: four chains of this many floats are 15 KiB of L1, and of the stack. */
-enum { TL_COLUMN_TILE = 960, TL_COLUMN_NARROW = 8 /* columns whose chains fit the registers */ };
-
-/* The whole steps of a chunk whose rows of `width` elements lie side by side; with a constant width the chains stay in
- * registers, where a row is too narrow to hide that they are read and written. */
-static inline __attribute__((always_inline)) void tl_add_narrow_rows(const float *x, int64_t steps, int64_t width,
-                                                                     float *chains)
-{
-    float chain[TL_COLUMN_CHAINS * TL_COLUMN_NARROW];
-    for (int64_t i = 0; i < TL_COLUMN_CHAINS * width; i++)
-        chain[i] = chains[i];
-    for (int64_t s = 0; s < steps; s++)
-        for (int64_t i = 0; i < TL_COLUMN_CHAINS * width; i++)
-            chain[i] += x[s * TL_COLUMN_CHAINS * width + i];
-    for (int64_t i = 0; i < TL_COLUMN_CHAINS * width; i++)
-        chains[i] = chain[i];
-}
-
-static inline void tl_add_narrow(const float *x, int64_t steps, int64_t width, float *chains)
-{
-#define TL_NARROW(w) \
-    case w: tl_add_narrow_rows(x, steps, w, chains); break;
-    switch (width) {
-        TL_NARROW(1)
-        TL_NARROW(2)
-        TL_NARROW(3)
-        TL_NARROW(4)
-        TL_NARROW(5)
-        TL_NARROW(6)
-        TL_NARROW(7)
-        TL_NARROW(8)
-    default: break;
-    }
-#undef TL_NARROW
-}
+enum { TL_COLUMN_TILE = 960 };
 
 /* Sums of one chunk: rows 1..TL_COLUMN_CHUNK, `width` <= TL_COLUMN_TILE columns, `stride` elements from row to row. The
  * chains lie side by side, so where the rows do too (stride == width) a step of all chains is one contiguous run,
@@ -353,10 +320,6 @@ static inline void tl_column_chunk_sum(const float *x, int64_t rows, int64_t str
     for (int64_t i = 0; i < TL_COLUMN_CHAINS * width; i++)
         chains[i] = 0.0f;
     int64_t r = 0;
-    if (stride == width && width <= TL_COLUMN_NARROW) {
-        r = rows / TL_COLUMN_CHAINS * TL_COLUMN_CHAINS;
-        tl_add_narrow(x, rows / TL_COLUMN_CHAINS, width, chains);
-    }
     for (; r + 2 * TL_COLUMN_CHAINS <= rows; r += 2 * TL_COLUMN_CHAINS) /* two steps per pass over the chains */
         for (int64_t c = 0; c * run < TL_COLUMN_CHAINS * width; c++) {
             const float *row = x + (r + c) * stride;

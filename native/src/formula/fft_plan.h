@@ -18,7 +18,6 @@ typedef struct tl_fft {
     int stages;
     int radix[TL_FFT_STAGES];
     float *twiddle; /* of every pass: for p = 1..m-1 the radix - 1 roots e^(-2·pi·i·p·j/(m·radix)) */
-    float *across;  /* the first pass's, on the CPU: for j = 1..radix-1 the cosines of all p, then the sines */
     float *real;    /* e^(-2·pi·i·k/(2n)), k <= n/2: what splits a packed real transform; not of parts of a plan */
     struct tl_fft *first, *second; /* four-step: columns and rows; Bluestein: first is the convolution's transform */
     float *chirp, *kernel;         /* Bluestein: e^(-i·pi·t²/n), and the transform of its conjugate over m */

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "cpu/linalg/chain.h"
-#include "formula/chain.h"
 #include "formula/integer.h"
 
 enum { ROOT_TASK = 1 << 10 };
@@ -14,14 +13,15 @@ enum { ROOT_TASK = 1 << 10 };
 static void roots_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const tl_mix *m = arg;
-    tl_root_parts *roots = m->table;
     for (int64_t k = task * ROOT_TASK; k < tl_imin((task + 1) * ROOT_TASK, m->n); k++)
-        roots[k] = tl_split_root((uint64_t)k, (uint64_t)m->n);
+        m->roots[k] = tl_split_root((uint64_t)k, (uint64_t)m->n);
 }
 
-static void begin(const tl_mix *m) { tl_parallel(tl_ceil_div(m->n, ROOT_TASK), roots_task, (void *)m); }
-
-/* ---- transforms -------------------------------------------------------------------------------------------------- */
+void tl_mix_roots(tl_mix *m, tl_root_parts *roots)
+{
+    m->roots = roots;
+    tl_parallel(tl_ceil_div(m->n, ROOT_TASK), roots_task, m);
+}
 
 typedef struct transform {
     const tl_root_parts *roots;
@@ -70,9 +70,9 @@ static void finish(const tl_chain *c, const double *sums, TL_UNUSED int64_t q, i
         f->to[row * f->width + column + l] = (float)sums[l];
 }
 
-static int32_t analyse(tl_context *ctx, const tl_mix *m, const float *x, float *X)
+int32_t tl_mix_analyse(tl_context *ctx, const tl_mix *m, const float *x, float *X)
 {
-    const transform f = {m->table, m->n, 0, x, X, m->width};
+    const transform f = {m->roots, m->n, 0, x, X, m->width};
     const tl_chain c = {1, 2 * m->modes, 2 * m->n, m->width, &f, pack_rows, pack_columns, finish, NULL};
     const int32_t status = tl_chain_multiply(ctx, &c);
     for (int64_t row = 2 * m->modes - 1; !status && row >= 0; row--) /* bin 0 has every element with factor 1 */
@@ -81,88 +81,9 @@ static int32_t analyse(tl_context *ctx, const tl_mix *m, const float *x, float *
     return status;
 }
 
-static int32_t synthesise(tl_context *ctx, const tl_mix *m, const float *Z, float *y)
+int32_t tl_mix_synthesise(tl_context *ctx, const tl_mix *m, const float *Z, float *y)
 {
-    const transform f = {m->table, m->n, 1, Z, y, m->width};
+    const transform f = {m->roots, m->n, 1, Z, y, m->width};
     const tl_chain c = {1, m->n, 4 * m->modes, m->width, &f, pack_rows, pack_columns, finish, NULL};
     return tl_chain_multiply(ctx, &c);
 }
-
-/* ---- the mix of channels ----------------------------------------------------------------------------------------- */
-
-/* Two sums of products that go on with four terms: a chain in segments. */
-typedef struct sums {
-    double total[2], part[2];
-} sums;
-
-static inline void add_terms(sums *s, int64_t term, int64_t segment, double a, double b, double c, double d)
-{
-    if (term % segment == 0 && term > 0)
-        for (int i = 0; i < 2; i++) {
-            s->total[i] = term == segment ? s->part[i] : s->total[i] + s->part[i];
-            s->part[i] = 0.0;
-        }
-    s->part[0] = (s->part[0] + a) + b;
-    s->part[1] = (s->part[1] + c) + d;
-}
-
-static inline double sum_of(const sums *s, int i, int64_t terms, int64_t segment)
-{
-    return terms > segment ? s->total[i] + s->part[i] : s->part[i];
-}
-
-/* Mode k of Z[o] = weight·Σ_c X[c]·w[c, o], or if it goes `back` of dX[c] = weight·Σ_o dZ[o]·conj(w[c, o]). */
-static inline void mix_mode(const tl_mix *m, int64_t k, const float *from, double weight, const int back, float *to)
-{
-    const int64_t width = m->width, segment = tl_chain_segment(2 * width);
-    const float *x = from + 2 * k * width, *re = m->wRe + k * width * width, *im = m->wIm + k * width * width;
-    for (int64_t i = 0; i < width; i++) {
-        sums s = {{0}, {0}};
-        for (int64_t j = 0; j < width; j++) {
-            const int64_t at = back ? i * width + j : j * width + i;
-            const double a = (double)x[j], b = (double)x[width + j], r = (double)re[at], t = (double)im[at];
-            add_terms(&s, 2 * j, segment, a * r, back ? b * t : -(b * t), back ? b * r : a * t,
-                      back ? -(a * t) : b * r);
-        }
-        to[2 * k * width + i] = (float)(sum_of(&s, 0, 2 * width, segment) * weight);
-        to[(2 * k + 1) * width + i] = (float)(sum_of(&s, 1, 2 * width, segment) * weight);
-    }
-}
-
-/* A task owns a mode. */
-static void mix_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
-{
-    const tl_mix *m = arg;
-    mix_mode(m, k, m->X, tl_bin_weight(k, m->n), 0, m->Z);
-}
-
-static void mix_bwd_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
-{
-    const tl_mix *m = arg;
-    mix_mode(m, k, m->Z, 1.0, 1, m->D);
-}
-
-/* A task owns a mode of the weights' gradients. */
-static void weights_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
-{
-    const tl_mix *m = arg;
-    const int64_t width = m->width;
-    const float *X = m->X + 2 * k * width, *Z = m->Z + 2 * k * width;
-    for (int64_t c = 0; c < width; c++) {
-        const double xr = (double)X[c], xi = (double)X[width + c];
-        const int64_t at = (k * width + c) * width;
-        for (int64_t o = 0; m->gr && o < width; o++)
-            m->gr[at + o] = (float)(xr * (double)Z[o] + xi * (double)Z[width + o]);
-        for (int64_t o = 0; m->gi && o < width; o++)
-            m->gi[at + o] = (float)(xr * (double)Z[width + o] - xi * (double)Z[o]);
-    }
-}
-
-const tl_mix_way tl_chain_way = {.table_bytes = sizeof(tl_root_parts),
-                                 .begin = begin,
-                                 .analyse = analyse,
-                                 .synthesise = synthesise,
-                                 .mix = mix_task,
-                                 .mix_bwd = mix_bwd_task,
-                                 .weights = weights_task,
-                                 .weight = tl_bin_weight};

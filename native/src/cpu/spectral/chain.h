@@ -14,22 +14,15 @@
 typedef struct tl_mix {
     int64_t n, width, modes; /* n: of the grid */
     const float *wRe, *wIm;
-    float *X, *Z, *D; /* of x; Z, or dZ; dX */
-    float *gr, *gi;   /* gwRe, gwIm, or NULL */
-    void *table;
+    float *X, *Z, *D;     /* of x; Z, or dZ; dX */
+    float *gr, *gi;       /* gwRe, gwIm, or NULL */
+    tl_root_parts *roots; /* of a reproducible context, n of them */
 } tl_mix;
 
-/* What computes it. Tasks own a mode of a tl_mix. */
-typedef struct tl_mix_way {
-    int64_t table_bytes; /* of what begin() makes, for each number of the grid */
-    void (*begin)(const tl_mix *m);
-    /* A channel that is not finite has a spectrum of NaN. */
-    int32_t (*analyse)(tl_context *ctx, const tl_mix *m, const float *x, float *X);
-    int32_t (*synthesise)(tl_context *ctx, const tl_mix *m, const float *Z, float *y);
-    tl_task_fn mix, mix_bwd, weights;
-    double (*weight)(int64_t k, int64_t n);
-} tl_mix_way;
+#define tl_mix_roots TL_V(tl_mix_roots)
+#define tl_mix_analyse TL_V(tl_mix_analyse)
+#define tl_mix_synthesise TL_V(tl_mix_synthesise)
 
-#define tl_chain_way TL_V(tl_chain_way)
-
-extern const tl_mix_way tl_chain_way;
+void tl_mix_roots(tl_mix *m, tl_root_parts *roots);
+int32_t tl_mix_analyse(tl_context *ctx, const tl_mix *m, const float *x, float *X);
+int32_t tl_mix_synthesise(tl_context *ctx, const tl_mix *m, const float *Z, float *y);

@@ -8,6 +8,8 @@
 #include "cpu/spectral/chain.h"
 #include "cpu/spectral/fft.h"
 #include "cpu/sum_tree.h"
+#include "cpu/vector64.h"
+#include "formula/chain.h"
 #include "formula/dft_tile.h"
 #include "formula/integer.h"
 #include "generated/shape.h"
@@ -17,6 +19,7 @@
 enum { CHANNELS = 64, GROUPS = CHANNELS / TL_W, TILE = TL_DFT_TILE, HALF = TL_DFT_HALF };
 /* The choice counts channels by LANES. */
 enum { LANES = 16, MAX_SUMMED_MODES = 32 };
+enum { MIXED = 2 }; /* enough sums to hide an addition's latency */
 
 static int64_t up(int64_t n, int64_t to) { return tl_ceil_div(n, to) * to; }
 
@@ -51,10 +54,10 @@ static void fill_table(const struct tiles *t, float *table, int by_pair)
     for (int64_t k = 0; k < t->padded; k++)
         for (int64_t j = 0; j < HALF; j++) {
             double c = 0, s = 0;
-            if (k < t->modes) tl_root((uint64_t)k * (uint64_t)(2 * j + 1) % m, m, &c, &s);
+            if (k < t->modes) tl_root_at(&t->roots->roots, (uint64_t)k * (uint64_t)(2 * j + 1) % m, &c, &s);
             const int64_t at = by_pair ? j * t->padded + k : k * HALF + j;
             table[at] = (float)c;
-            table[HALF * t->padded + at] = (float)s;
+            table[HALF * t->padded + at] = (float)-s;
         }
 }
 
@@ -240,67 +243,82 @@ static int32_t tiled(tl_context *ctx, const tl_mix *m, const float *x, float *X,
     return status;
 }
 
-/* X[k, c] = sum over t of x[t, c]·e^(-i·theta), k < modes. */
+/* X[k, c] = sum over t of x[t, c]·e^(-i·theta), k < modes. A channel that is not finite has a spectrum of NaN. */
 static int32_t analyse(tl_context *ctx, const tl_mix *m, const float *x, float *X)
 {
+    if (m->roots) return tl_mix_analyse(ctx, m, x, X);
     return (truncated(m->n, m->width, m->modes) ? tiled : whole)(ctx, m, x, X, NULL, NULL);
 }
 
-/* y[t, c] = sum over k of re[k, c]·cos(theta) - im[k, c]·sin(theta). */
-static int32_t synthesise(tl_context *ctx, const tl_mix *m, const float *Z, float *y)
+/* y[t, c] = sum over k of re[k, c]·cos(theta) - im[k, c]·sin(theta). Before it parts of Z that are not finite become NaN both, and the
+ * imaginary parts that meet a sine of 0 are set to 0. */
+static int32_t synthesise(tl_context *ctx, const tl_mix *m, float *Z, float *y)
 {
+    for (int64_t k = 0; k < m->modes; k++)
+        for (int64_t c = 0; c < m->width; c++)
+            tl_bin_prepare(k, m->n, &Z[2 * k * m->width + c], &Z[(2 * k + 1) * m->width + c]);
+    if (m->roots) return tl_mix_synthesise(ctx, m, Z, y);
     return (truncated(m->n, m->width, m->modes) ? tiled : whole)(ctx, m, NULL, NULL, Z, y);
 }
 
 /* ---- the mix of channels ----------------------------------------------------------------------------------------- */
 
-static double weight(int64_t k, int64_t n) { return (double)(float)tl_bin_weight(k, n); }
-
-/* A task owns a mode: Z[o] = a/n·sum over c of X[c]·w[c, o], added in the order of c, real part first. */
-static void mix_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
+/* Mode k of Z[o] = weight·Σ_c X[c]·w[c, o], or if it goes `back` of dX[c] = weight·Σ_o dZ[o]·conj(w[c, o]): chains in segments
+ * (formula/chain.h), of every product of complex numbers two terms after each other. A lane of MIXED vectors has a sum; segments are
+ * whole blocks of TL_W terms. */
+TL_INLINE void mix_mode(const tl_mix *m, int64_t k, const float *from, double weight, const int back, float *to)
 {
-    const tl_mix *m = arg;
-    const int64_t width = m->width;
-    const float *X = m->X + 2 * k * width;
-    float *restrict zr = m->Z + 2 * k * width, *restrict zi = zr + width;
-    const float scale = (float)tl_bin_weight(k, m->n);
-    for (int64_t o = 0; o < width; o++)
-        zr[o] = zi[o] = 0.0f;
-    for (int64_t c = 0; c < width; c++) {
-        const float r = X[c], i = X[width + c];
-        const float *wr = m->wRe + (k * width + c) * width, *wi = m->wIm + (k * width + c) * width;
-        for (int64_t o = 0; o < width; o++) {
-            zr[o] = fmaf(-i, wi[o], fmaf(r, wr[o], zr[o]));
-            zi[o] = fmaf(i, wr[o], fmaf(r, wi[o], zi[o]));
+    const int64_t width = m->width, segment = tl_chain_segment(2 * width);
+    const float *x = from + 2 * k * width, *w[2] = {m->wRe + k * width * width, m->wIm + k * width * width};
+    for (int64_t first = 0; first < width; first += MIXED * TL_W) {
+        tl_vec64 total[2][2 * MIXED] = {{{0}}}, re[2 * MIXED] = {{0}}, im[2 * MIXED] = {{0}};
+        for (int64_t j = 0; j < width; j += TL_W) {
+            const int64_t terms = tl_imin(width - j, TL_W);
+            tl_vec block[2][TL_W][MIXED];
+            for (int i = 0; i < 2 * MIXED; i++) {
+                const int64_t channel = first + i / 2 * TL_W, lanes = tl_imin(tl_imax(width - channel, 0), TL_W);
+                if (back)
+                    tl_lanes_in(w[i % 2] + channel * width + j, width, lanes, terms, &block[i % 2][0][i / 2], MIXED);
+                else
+                    for (int64_t l = 0; l < terms; l++)
+                        block[i % 2][l][i / 2] = tl_load_first(w[i % 2] + (j + l) * width + channel, lanes);
+            }
+            for (int i = 0; j > 0 && 2 * j % segment == 0 && i < 2 * MIXED; i++) {
+                total[0][i] += re[i], total[1][i] += im[i];
+                re[i] = im[i] = (tl_vec64){0};
+            }
+            for (int64_t l = 0; l < terms; l++) {
+                const double a = (double)x[j + l], b = (double)x[width + j + l];
+                for (int i = 0; i < 2 * MIXED; i++) {
+                    const tl_vec64 r = tl_vec64_widen((const float *)block[0][l] + i * TL_W / 2);
+                    const tl_vec64 t = tl_vec64_widen((const float *)block[1][l] + i * TL_W / 2);
+                    re[i] = (re[i] + a * r) + (back ? b : -b) * t;
+                    im[i] = back ? (im[i] + b * r) - a * t : (im[i] + a * t) + b * r;
+                }
+            }
         }
-    }
-    for (int64_t o = 0; o < width; o++) {
-        zr[o] *= scale;
-        zi[o] *= scale;
+        tl_vec out[2][MIXED];
+        for (int i = 0; i < 2 * MIXED; i++) {
+            tl_vec64_round((float *)out[0] + i * TL_W / 2, (total[0][i] + re[i]) * weight);
+            tl_vec64_round((float *)out[1] + i * TL_W / 2, (total[1][i] + im[i]) * weight);
+        }
+        for (int i = 0; i < 2 * MIXED && first + i / 2 * TL_W < width; i++)
+            tl_store_first(to + (2 * k + i % 2) * width + first + i / 2 * TL_W, out[i % 2][i / 2],
+                           tl_imin(width - first - i / 2 * TL_W, TL_W));
     }
 }
 
-/* A task owns a mode: dX[c] = sum over o of dZ[o]·conj(w[c, o]) in 16 lanes, folded in halves. */
+/* A task owns a mode. */
+static void mix_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
+{
+    const tl_mix *m = arg;
+    mix_mode(m, k, m->X, tl_bin_weight(k, m->n), 0, m->Z);
+}
+
 static void mix_bwd_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
     const tl_mix *m = arg;
-    const int64_t width = m->width, whole = width / 16 * 16;
-    const float *zr = m->Z + 2 * k * width, *zi = zr + width;
-    for (int64_t c = 0; c < width; c++) {
-        const float *wr = m->wRe + (k * width + c) * width, *wi = m->wIm + (k * width + c) * width;
-        float r[16] = {0}, i[16] = {0};
-        for (int64_t o = 0; o < whole; o += 16)
-            for (int l = 0; l < 16; l++) {
-                r[l] = fmaf(zi[o + l], wi[o + l], fmaf(zr[o + l], wr[o + l], r[l]));
-                i[l] = fmaf(-zr[o + l], wi[o + l], fmaf(zi[o + l], wr[o + l], i[l]));
-            }
-        for (int64_t o = whole; o < width; o++) {
-            r[o - whole] = fmaf(zi[o], wi[o], fmaf(zr[o], wr[o], r[o - whole]));
-            i[o - whole] = fmaf(-zr[o], wi[o], fmaf(zi[o], wr[o], i[o - whole]));
-        }
-        m->D[2 * k * width + c] = tl_fold_16(r);
-        m->D[(2 * k + 1) * width + c] = tl_fold_16(i);
-    }
+    mix_mode(m, k, m->Z, 1.0, 1, m->D);
 }
 
 /* A task owns a mode of the weights' gradients. */
@@ -308,47 +326,29 @@ static void weights_task(void *arg, int64_t k, TL_UNUSED int32_t worker)
 {
     const tl_mix *m = arg;
     const int64_t width = m->width;
-    const float *X = m->X + 2 * k * width;
-    const float *zr = m->Z + 2 * k * width, *zi = zr + width;
+    const float *X = m->X + 2 * k * width, *Z = m->Z + 2 * k * width;
     for (int64_t c = 0; c < width; c++) {
-        const float r = X[c], i = X[width + c];
+        const double xr = (double)X[c], xi = (double)X[width + c];
         const int64_t at = (k * width + c) * width;
         for (int64_t o = 0; m->gr && o < width; o++)
-            m->gr[at + o] = fmaf(i, zi[o], r * zr[o]);
+            m->gr[at + o] = (float)(xr * (double)Z[o] + xi * (double)Z[width + o]);
         for (int64_t o = 0; m->gi && o < width; o++)
-            m->gi[at + o] = fmaf(-i, zr[o], r * zi[o]);
+            m->gi[at + o] = (float)(xr * (double)Z[width + o] - xi * (double)Z[o]);
     }
 }
 
-static const tl_mix_way fast_way = {.analyse = analyse,
-                                    .synthesise = synthesise,
-                                    .mix = mix_task,
-                                    .mix_bwd = mix_bwd_task,
-                                    .weights = weights_task,
-                                    .weight = weight};
-
 /* ---- the operation ----------------------------------------------------------------------------------------------- */
 
-/* The way of the context; planes X, Z and D, and its table. */
-static int32_t begin(tl_context *ctx, tl_mix *m, const tl_mix_way **way)
+/* Planes X, Z and D, and the roots of a reproducible context. */
+static int32_t begin(tl_context *ctx, tl_mix *m)
 {
-    *way = tl_is_reproducible(ctx) ? &tl_chain_way : &fast_way;
-    const int64_t plane = 2 * m->modes * m->width;
-    const size_t planes = (size_t)up(3 * plane * (int64_t)sizeof(float), 64);
-    const int32_t status = tl_pool_alloc(ctx, planes + (size_t)(m->n * (*way)->table_bytes), (void **)&m->X);
+    const int64_t plane = 2 * m->modes * m->width, planes = up(3 * plane * (int64_t)sizeof(float), 64);
+    const int64_t roots = tl_is_reproducible(ctx) ? m->n * (int64_t)sizeof *m->roots : 0;
+    const int32_t status = tl_pool_alloc(ctx, (size_t)(planes + roots), (void **)&m->X);
     if (status) return status;
-    m->Z = m->X + plane, m->D = m->Z + plane, m->table = (char *)m->X + planes;
-    if ((*way)->begin) (*way)->begin(m);
+    m->Z = m->X + plane, m->D = m->Z + plane;
+    if (roots) tl_mix_roots(m, (tl_root_parts *)((char *)m->X + planes));
     return TORCHLEAN_OK;
-}
-
-/* Parts that are not finite become NaN both; the imaginary parts that meet a sine of 0 are set to 0. */
-static int32_t finish(tl_context *ctx, const tl_mix *m, const tl_mix_way *way, float *Z, float *y)
-{
-    for (int64_t k = 0; k < m->modes; k++)
-        for (int64_t c = 0; c < m->width; c++)
-            tl_bin_prepare(k, m->n, &Z[2 * k * m->width + c], &Z[(2 * k + 1) * m->width + c]);
-    return way->synthesise(ctx, m, Z, y);
 }
 
 int32_t tl_cpu_spectral_conv1d_rfft(tl_context *ctx, const float *x, const float *wRe, const float *wIm, int64_t grid,
@@ -359,13 +359,12 @@ int32_t tl_cpu_spectral_conv1d_rfft(tl_context *ctx, const float *x, const float
         return TORCHLEAN_OK;
     }
     tl_mix m = {.n = grid, .width = width, .modes = modes, .wRe = wRe, .wIm = wIm};
-    const tl_mix_way *way;
-    int32_t status = begin(ctx, &m, &way);
+    int32_t status = begin(ctx, &m);
     if (status) return status;
-    status = way->analyse(ctx, &m, x, m.X);
+    status = analyse(ctx, &m, x, m.X);
     if (!status) {
-        tl_parallel(modes, way->mix, &m);
-        status = finish(ctx, &m, way, m.Z, y);
+        tl_parallel(modes, mix_task, &m);
+        status = synthesise(ctx, &m, m.Z, y);
     }
     tl_pool_free(ctx, m.X);
     return status;
@@ -380,20 +379,19 @@ int32_t tl_cpu_spectral_conv1d_rfft_bwd(tl_context *ctx, const float *x, const f
         return TORCHLEAN_OK;
     }
     tl_mix m = {.n = grid, .width = width, .modes = modes, .wRe = wRe, .wIm = wIm, .gr = gwRe, .gi = gwIm};
-    const tl_mix_way *way;
-    int32_t status = begin(ctx, &m, &way);
+    int32_t status = begin(ctx, &m);
     if (status) return status;
-    status = way->analyse(ctx, &m, g, m.Z);
+    status = analyse(ctx, &m, g, m.Z);
     for (int64_t row = 0; !status && row < 2 * modes; row++)
         for (int64_t o = 0; o < width; o++)
-            m.Z[row * width + o] = (float)((double)m.Z[row * width + o] * way->weight(row / 2, grid));
+            m.Z[row * width + o] = (float)((double)m.Z[row * width + o] * tl_bin_weight(row / 2, grid));
     if (!status && gx) {
-        tl_parallel(modes, way->mix_bwd, &m);
-        status = finish(ctx, &m, way, m.D, gx);
+        tl_parallel(modes, mix_bwd_task, &m);
+        status = synthesise(ctx, &m, m.D, gx);
     }
     if (!status && (gwRe || gwIm)) {
-        status = way->analyse(ctx, &m, x, m.X);
-        if (!status) tl_parallel(modes, way->weights, &m);
+        status = analyse(ctx, &m, x, m.X);
+        if (!status) tl_parallel(modes, weights_task, &m);
     }
     tl_pool_free(ctx, m.X);
     return status;

@@ -47,23 +47,15 @@ void tl_fft_put(const tl_fft *plan);
 
 /* Complex vectors of scratch that a transform in lanes takes besides its input. */
 static inline int64_t tl_fft_lanes_scratch(const tl_fft *f) { return f->first ? 2 * f->first->n : f->n; }
-/* Whether tl_fft_large can transform a plan of lanes, too: it has a whole vector of butterflies. */
-static inline int tl_fft_fills_vectors(const tl_fft *f)
-{
-    const tl_fft *g = f->chirp ? f->first : f;
-    return g->stages > 0 && g->n >= (int64_t)g->radix[0] * TL_W;
-}
 /* Complex vectors of the buffers one worker needs for tl_fft_large. */
 static inline int64_t tl_fft_large_scratch(const tl_fft *f)
 {
     const tl_fft *g = f->chirp ? f->first : f;
-    if (f->in_lanes) return 3 * tl_ceil_div((f->chirp ? f->first->n : 0) + f->n + 2 * TL_W, TL_W);
     return 2 * (g->first->n > g->second->n ? g->first->n : g->second->n);
 }
 /* Floats of memory that tl_fft_large takes besides input and output. */
 static inline int64_t tl_fft_large_memory(const tl_fft *f)
 {
-    if (f->in_lanes) return 0;
     const tl_fft *g = f->chirp ? f->first : f;
     const int64_t matrix = g->first->n * (tl_ceil_div(g->second->n, TL_W) + 1) * 2 * TL_W;
     return matrix + (f->chirp ? 2 * g->n : 0);

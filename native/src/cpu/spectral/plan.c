@@ -135,8 +135,7 @@ static void destroy(tl_fft *f)
     if (!f) return;
     destroy(f->first);
     destroy(f->second);
-    void *owned[] = {f->twiddle, f->across,       f->real,       f->chirp,     f->kernel,
-                     f->turns,   f->roots.coarse, f->roots.fine, f->lane_roots};
+    void *owned[] = {f->twiddle, f->real, f->chirp, f->kernel, f->turns, f->roots.coarse, f->roots.fine, f->lane_roots};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         free(owned[i]);
     free(f);
@@ -162,13 +161,7 @@ static int make_direct(tl_fft *f)
         length = m;
         before *= r;
     }
-    const int64_t r = f->stages ? f->radix[0] : 1, m = f->n / r;
-    f->across = take(f, (size_t)(2 * (r - 1) * m + 1) * sizeof(float));
-    for (int64_t i = 0; ok && f->across && i < (r - 1) * m; i++) {
-        f->across[2 * m * (i % (r - 1)) + i / (r - 1)] = f->twiddle[2 * i];
-        f->across[2 * m * (i % (r - 1)) + m + i / (r - 1)] = f->twiddle[2 * i + 1];
-    }
-    return ok && f->across;
+    return ok;
 }
 
 static int make_lane_roots(tl_fft *f)

@@ -1,8 +1,8 @@
 /* Real Fourier transforms on the CPU.
  *
  * An even length is transformed as n/2 complex numbers x[2j] + i·x[2j+1], whose spectrum is then split into that of the even and
- * of the odd elements; an odd one as n complex numbers. Short transforms run TL_W rows at a time, one per lane; few of them,
- * and long ones, row by row through memory. The arithmetic of a row follows from n alone.
+ * of the odd elements; an odd one as n complex numbers. Short transforms run TL_W rows at a time, one per lane; long
+ * ones row by row through memory. The arithmetic of a row follows from n alone.
  *
  * A row with a NaN or an infinity must come out as NaN throughout, but products with 0 and i hide them. Every element enters the
  * real part of bin 0 with factor 1, so the forward transform looks there. The inverse makes both parts of a bin NaN that has a
@@ -18,7 +18,6 @@
 #include "generated/spectral.h"
 
 enum { SPLIT_PIECE = 1 << 13, ROWS_ALONE = 4, ALONE_MAX = 1 << 18 };
-enum { FEW_ROWS = TL_W / 2 }; /* that leave lanes empty */
 
 #define DOWN 0x1p-64f
 #define UP 0x1p64f
@@ -191,11 +190,11 @@ static void lanes_task(void *arg, int64_t task, int32_t worker)
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* `before` and `after`: what numbers that are read, and the bins of them, are scaled by. */
+/* `scale`: what bins are multiplied by, after their factors. */
 struct row {
     const struct job *job;
     const float *from;
-    float *to, before, after;
+    float *to, scale;
 };
 
 /* A task looks whether a piece of a result is finite. */
@@ -216,16 +215,16 @@ static void piece_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 TL_INLINE number bin(const struct row *row, int64_t k, int edge)
 {
     const float *S = row->from + 2 * k, factor = edge ? row->job->real.edge : row->job->real.inner;
-    const float r = S[0] * row->before, i = edge ? 0.0f : S[1] * row->before, poison = (r - r) + (i - i);
-    return (number){(r * factor + poison) * row->after, (i * factor + poison) * row->after};
+    const float r = S[0], i = edge ? 0.0f : S[1], poison = (r - r) + (i - i);
+    return (number){(r * factor + poison) * row->scale, (i * factor + poison) * row->scale};
 }
 
 /* TL_W inner bins. */
 TL_INLINE tl_cvec inner_bins(const struct row *row, int64_t k)
 {
     const tl_cvec v = tl_complex_in(row->from + 2 * k, TL_W, 0);
-    const tl_cvec s = {v.r * row->before, v.i * row->before}, a = weighted(&s, 0, row->job->real.inner);
-    return (tl_cvec){a.r * row->after, a.i * row->after};
+    const tl_cvec a = weighted(&v, 0, row->job->real.inner);
+    return (tl_cvec){a.r * row->scale, a.i * row->scale};
 }
 
 /* A task owns the pairs k, h-k of a piece; 1 <= k <= h/2. In place. */
@@ -304,7 +303,7 @@ static void forward_row(const struct job *job, int64_t row_index, int32_t worker
         X[0] = (r + i) * job->real.edge;
         X[2 * h] = (r - i) * job->real.edge;
         X[1] = X[2 * h + 1] = 0.0f;
-        struct row row = {job, NULL, X, 1.0f, 1.0f};
+        struct row row = {job, NULL, X, 1.0f};
         tl_fft_run(tl_ceil_div(h / 2, SPLIT_PIECE), split_task, &row, job->alone);
     } else {
         for (int64_t t = 0; t < n; t++) {
@@ -331,8 +330,7 @@ static void inverse_row(const struct job *job, int64_t row_index, int32_t worker
     float *work = (float *)(job->scratch + worker * job->per_worker), *z = work + tl_fft_large_memory(f),
           *Z = z + 2 * f->n;
     tl_cvec *vectors = aligned(Z + (n % 2 ? 2 * n : 0));
-    /* of short rows the scale comes first, as in lanes */
-    const struct row row = {job, S, z, f->in_lanes ? scale : 1.0f, f->in_lanes ? 1.0f : scale};
+    const struct row row = {job, S, z, scale};
     if (n % 2 == 0) {
         tl_fft_run(tl_ceil_div(n / 4 + 1, SPLIT_PIECE), join_task, (void *)&row, job->alone);
         tl_fft_large(f, z, x, 1, 1.0f, work, vectors, job->alone);
@@ -390,7 +388,7 @@ static int32_t run_rows(tl_context *ctx, struct job job)
     const tl_fft *f = job.real.f;
     const int64_t n = job.real.n;
     const int32_t workers = tl_workers();
-    job.alone = f->in_lanes || (job.batch >= ROWS_ALONE && n <= ALONE_MAX);
+    job.alone = job.batch >= ROWS_ALONE && n <= ALONE_MAX;
     const int64_t numbers = n % 2 ? 2 * n : job.inverse ? f->n : 0, wide = (numbers * 2 + 15) / 16 * 16;
     const int64_t vectors = tl_fft_large_scratch(f) * (int64_t)sizeof(tl_cvec);
     job.per_worker = (tl_fft_large_memory(f) + wide + 32) * (int64_t)sizeof(float);
@@ -418,8 +416,7 @@ int32_t tl_real_transform(tl_context *ctx, const float *from, float *to, int64_t
                             .to = to,
                             .batch = batch,
                             .inverse = inverse};
-    const int lanes = f->in_lanes && (batch > FEW_ROWS || !tl_fft_fills_vectors(f));
-    const int32_t status = lanes ? run_lanes(ctx, job) : run_rows(ctx, job);
+    const int32_t status = f->in_lanes ? run_lanes(ctx, job) : run_rows(ctx, job);
     tl_fft_put(f);
     return status;
 }

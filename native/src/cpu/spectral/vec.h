@@ -49,23 +49,20 @@ TL_INLINE tl_vec tl_every_other(tl_vec a, tl_vec b, int odd)
     return odd ? __builtin_shuffle(a, b, odd_mask) : __builtin_shuffle(a, b, even_mask);
 }
 
-/* Perfect shuffles of `rows` vectors, a power of two of at most TL_W or 8: each rotates the bits of (lane, row) by one, so that after
- * log2(rows) of them the numbers of one lane follow each other. */
-TL_INLINE void tl_shuffle_rows(tl_vec *a, const int rows)
+/* Transposes a square of vectors. Each perfect shuffle rotates the bits of (lane, row) by one: log2(TL_W) of them exchange the bits
+ * of the row and those of the column. */
+TL_INLINE void tl_transpose_square(tl_vec *a)
 {
-    tl_vec b[TL_W > 8 ? TL_W : 8];
-    for (int width = 1; width < rows; width *= 2) {
-        for (int i = 0; i < rows / 2; i++) {
-            b[2 * i] = tl_interleave(a[i], a[i + rows / 2], 0);
-            b[2 * i + 1] = tl_interleave(a[i], a[i + rows / 2], 1);
+    tl_vec b[TL_W];
+    for (int width = 1; width < TL_W; width *= 2) {
+        for (int i = 0; i < TL_W / 2; i++) {
+            b[2 * i] = tl_interleave(a[i], a[i + TL_W / 2], 0);
+            b[2 * i + 1] = tl_interleave(a[i], a[i + TL_W / 2], 1);
         }
-        for (int i = 0; i < rows; i++)
+        for (int i = 0; i < TL_W; i++)
             a[i] = b[i];
     }
 }
-
-/* Transposes a square of vectors: log2(TL_W) shuffles exchange the bits of the row and those of the column. */
-TL_INLINE void tl_transpose_square(tl_vec *a) { tl_shuffle_rows(a, TL_W); }
 
 /* Whether a lane is not 0. */
 TL_INLINE int tl_any_lane(tl_vec v)
