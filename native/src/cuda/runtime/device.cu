@@ -118,16 +118,15 @@ int32_t check_ordinal(int32_t ordinal)
     return tl_fail(TORCHLEAN_UNAVAILABLE, "CUDA device %d: there are %d, counted from 0", ordinal, count);
 }
 
-/* Each thread owns four consecutive elements; storage is 256-byte aligned, and only the last thread can meet the
- * end. */
+/* Each thread owns four consecutive elements, which scratch need not have on 16 bytes. */
 __global__ void __launch_bounds__(256) fill_kernel(float *out, float value, int64_t n)
 {
-    int64_t i = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 4;
-    if (i + 4 <= n)
+    const int64_t i = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 4;
+    if (i + 4 <= n && tl_aligned4(out))
         tl_store4(out + i, make_float4(value, value, value, value));
     else
-        for (; i < n; i++)
-            out[i] = value;
+        for (int e = 0; e < 4 && i + e < n; e++)
+            out[i + e] = value;
 }
 
 } /* namespace */
