@@ -312,6 +312,31 @@ def test_what_a_step_says(path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("depths", [(2, 2), (1, 3, 2), (3, 1)])
+def test_a_step_of_several_tapes_records_the_operations_of_each(tmp_path: Path, depths: tuple[int, ...]) -> None:
+    """Gradients that add up: each part is recorded as a step of this part alone is, but for the gradients."""
+
+    def recorded(*depths: int) -> list[list[str]]:
+        path = tmp_path / f"{depths}.jsonl"
+        path.unlink(missing_ok=True)
+        with Session("cpu", seed=1, math="reproducible") as s:
+            w = s.param(np.ones(3), "w")
+            optimizer = optim.SGD([w], lr=0.5)
+            with ledger.record(path, s, optimizer, operations=1) as run:
+                for _ in run.steps(1):
+                    for i, depth in enumerate(depths):
+                        y = w * s.const([1.0, 2.0, depth])
+                        for _ in range(depth):
+                            y = y.tanh()
+                        s.backward(y.sum(), accumulate=i > 0)
+                        s.reset(gradients=False)
+                    optimizer.step()
+        return [o for o in ledger.read(path).steps[0]["operations"] if not o[0].startswith("gradient")]
+
+    parts = [o for depth in depths for o in recorded(depth)]
+    assert recorded(*depths) == parts and sum("tanh" in n for n, _ in parts) >= sum(depths)
+
+
 def test_calls_of_a_recorded_session_go_straight_to_the_library(path: Path) -> None:
     with Session("cpu") as s, ledger.record(path, s):
         assert s.device._observers and s.device._calls is handles._calls

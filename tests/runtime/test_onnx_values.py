@@ -189,6 +189,25 @@ def test_a_mask_of_floats_blocks_as_one_of_booleans(device: str) -> None:
     assert np.array_equal(found, expected) and (found[:, :, 2] == 0).all() and np.abs(found[:, :, :2]).min() > 0
 
 
+#: reductions as NumPy has them
+REDUCTIONS: dict[str, Any] = {
+    "ReduceSum": np.sum, "ReduceMean": np.mean, "ReduceMax": np.max, "ReduceMin": np.min, "ReduceProd": np.prod,
+    "ReduceL1": lambda x, **o: np.abs(x).sum(**o), "ReduceL2": lambda x, **o: np.sqrt((x * x).sum(**o)),
+    "ReduceLogSum": lambda x, **o: np.log(x.sum(**o)), "ReduceLogSumExp": lambda x, **o: np.log(np.exp(x).sum(**o)),
+    "ReduceSumSquare": lambda x, **o: (x * x).sum(**o),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
+@pytest.mark.parametrize("keep", [0, 1])
+def test_reductions_are_numpys_over_axes_from_either_end(op: str, keep: int) -> None:
+    x = np.random.default_rng(9).uniform(0.5, 2, (2, 3, 4)).astype(np.float32)
+    for axes in ([0], [-1], [-2], [-3, 1], [2, -3], [-1, -2], [0, 1, -1]):
+        expected = REDUCTIONS[op](x.astype(np.float64), axis=tuple(axes), keepdims=bool(keep))
+        found = run(op, x, np.array(axes), keepdims=keep)
+        assert found.shape == expected.shape and np.allclose(found, expected, 1e-5, 1e-6), axes
+
+
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_norms_neither_overflow_nor_vanish(p: int) -> None:
     for scale in (1e-30, 1.0, 1e30):

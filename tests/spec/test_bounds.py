@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
 from tests import ROOT
 from tlspec import bounds, registry
+from tlspec.draw.cases import data_classes, draw_case
 
 HEADER = ROOT / "native/src/formula/sum_tree.h"
 SIZES = [
@@ -124,6 +127,23 @@ def test_intermediate_overflow_is_not_covered() -> None:
         a = np.array([x])
         tolerance = bounds.tree(lambda: 2).tolerance(row_sum, [row_sum(a)], {"x": a}, {})[0]
         assert np.isposinf(tolerance[0]) == (expected is not None), x
+
+
+@pytest.mark.parametrize("which", ["forward", "vjp"])
+def test_a_finite_result_fails_where_an_infinite_input_gives_none(which: str) -> None:
+    """In every row and on every device, but where running analysis leaves open what an infinity decides."""
+    for row, seed in product(registry.ops(), range(3)):
+        if (which == "vjp" and row.vjp_rule is None) or row.bound_of(which).text == "running error":
+            continue
+        case = draw_case(row, seed, data_classes(row, which)[0], "small", which)
+        for name, x in {**case.inputs, **case.cotangents}.items():
+            if x is None or x.dtype.kind != "f" or not x.size:
+                continue
+            kept, x.flat[x.size // 2] = x.flat[x.size // 2], np.inf
+            expected = replace(case).expected_on("cuda")
+            x.flat[x.size // 2] = kept
+            for out, tolerance in zip(expected.outputs, expected.tolerances, strict=True):
+                assert not np.any(~np.isfinite(out) & np.isposinf(tolerance)), (row.name, seed, name)
 
 
 def test_peak_of_a_tree() -> None:

@@ -336,6 +336,24 @@ def test_batches_and_repeats_are_told() -> None:
     assert noisy.repeats is False
 
 
+@pytest.mark.parametrize("lacking", ["normal", "integers"])
+@pytest.mark.parametrize("name", ["repeats", "batches", "neighbours"])
+def test_a_property_that_one_data_class_lacks_is_lacking(name: str, lacking: str) -> None:
+    """Whichever class is judged first. Results of that class depend on chance, on the length, or on the first number."""
+    rng = np.random.default_rng(0)
+
+    def kernel(x: np.ndarray) -> np.ndarray:
+        out = np.exp(x)
+        if not x.size or (x[-1] == np.floor(x[-1])) != (lacking == "integers"):
+            return out
+        up = {"repeats": rng.random(x.shape) < 0.5, "batches": len(x).bit_length() % 2, "neighbours": x[0] > 0}[name]
+        return np.nextafter(out, np.where(up, np.inf, -np.inf).astype(np.float32))
+
+    data = ["normal", "integers"]
+    report = check(kernel, "exp", data=data, cases={"small": 8}, repeats=0, sensitive=False, isolate=False)
+    assert getattr(report, name) is False, report
+
+
 def test_reports_can_be_kept() -> None:
     report = check(softmax, "softmax", cases=4)
     assert json.loads(report.json())["verdict"] == "pass"

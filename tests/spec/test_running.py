@@ -2,6 +2,7 @@
 not much larger than the bounds that the rows derive by hand."""
 
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -276,6 +277,23 @@ def test_a_dot_with_a_number_is_a_product() -> None:
     for found in (np.dot(x, 3.0), np.dot(3.0, x)):
         wanted = x * 3.0
         assert np.array_equal(found.value, wanted.value) and np.array_equal(found.error, wanted.error)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_tensordot_has_the_errors_of_the_einsum_of_its_product(count: int) -> None:
+    """With axes in every place and order, counted from the front or the back, or given by their number."""
+    for left in permutations(range(3), count):
+        for right in permutations(range(3), count):
+            letters = {r: "abc"[k] for k, r in zip(left, right, strict=True)}
+            second = "".join(letters.get(k, "def"[k]) for k in range(3))
+            outer = "".join(c for c in "abc" + second if c not in letters.values())
+            lengths = dict(zip("abcdef", (4, 70, 9, 3, 5, 2), strict=True))
+            a, b = (tracked(generator(x).standard_normal([lengths[c] for c in x], np.float32)) for x in ("abc", second))
+            wanted = np.einsum(f"abc,{second}->{outer}", a, b)
+            forms: list[Any] = [(left, right), ([k - 3 for k in left], [k - 3 for k in right])]
+            forms += [count] if (left, right) == (tuple(range(3 - count, 3)), tuple(range(count))) else []
+            for axes in forms:
+                assert np.allclose(np.tensordot(a, b, axes).error, wanted.error, rtol=1e-9, atol=0), axes
 
 
 def test_a_cast_in_a_reference_is_one_rounding() -> None:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -392,6 +393,23 @@ def test_traced_and_reproducible_cases(monkeypatch: pytest.MonkeyPatch, capsys: 
     said = capsys.readouterr()
     assert "out was not computed" in said.out and re.search("python -m tlrt verify .*--math reproducible", said.out)
     assert "python -m tlrt verify --ops relu" in said.err
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_an_output_that_is_never_written_is_a_fault(place: int) -> None:
+    """In every place, and whichever of the others are wanted."""
+
+    def careless(*, out: Any, **_: Any) -> Any:
+        return tuple(x if x is None or k == place else x.fill(0.0) for k, x in enumerate(out))
+
+    case = draw_case("layer_norm", 0, "normal", "small", "vjp")
+    names = [a.name for a in case.signature.outputs]
+    runtime = verify_run.Runtime("cpu")
+    runtime.kernels = SimpleNamespace(**{case.name: careless})
+    for others in ((), names[:place], names[place + 1 :], names):
+        with pytest.raises(verify_run.Fault, match=rf"^{names[place]}\[.*was never written"):
+            runtime.run(case, poison=True, want=[names[place], *others])
+    runtime.run(case, poison=True, want=[n for n in names if n != names[place]])
 
 
 def test_results_of_wrong_sizes_and_spoilt_memory_are_faults() -> None:
