@@ -2,13 +2,14 @@
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/Operators.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "call.h"
+#include "differentiable.h"
 #include "front.h"
 
 namespace tlrt {
@@ -106,15 +107,11 @@ struct Attention : torch::autograd::Function<Attention> {
         variable_list found(7);
         if (!above[0].defined()) return found;
         if (at::GradMode::is_enabled()) { /* a gradient that will be differentiated: of products and a softmax */
-            const at::Tensor again = std::get<0>(at::_scaled_dot_product_attention_math(
-                q, k, v, added(mask, q.scalar_type()), 0.0, causal, std::nullopt, scale, grouped));
-            variable_list inputs;
-            for (size_t i = 0; i < 3; i++)
-                if (saved[i].requires_grad()) inputs.push_back(saved[i]);
-            const variable_list grads =
-                torch::autograd::grad({again}, inputs, {above[0]}, std::nullopt, /*create_graph=*/true);
-            for (size_t i = 0, next = 0; i < 3; i++)
-                if (saved[i].requires_grad()) found[i] = grads[next++];
+            const variable_list grads = differentiable({q, k, v}, above, [&](const variable_list &x) {
+                return variable_list{std::get<0>(at::_scaled_dot_product_attention_math(
+                    x[0], x[1], x[2], added(mask, q.scalar_type()), 0.0, causal, std::nullopt, scale, grouped))};
+            });
+            std::copy(grads.begin(), grads.end(), found.begin());
             return found;
         }
         const Operand from = operand(q), keys = operand(k), values = operand(v), y = operand(saved[4]),

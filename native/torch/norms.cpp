@@ -1,11 +1,11 @@
 /* Normalisation: statistics are results, in float32, and gradients come from them. */
 #include <ATen/ATen.h>
 #include <ATen/Operators.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "call.h"
+#include "differentiable.h"
 #include "front.h"
 #include "sums.h"
 
@@ -282,14 +282,10 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
         if (!above[0].defined()) return found;
         const bool want_x = x.requires_grad(), want_weight = weight.defined() && weight.requires_grad();
         if (at::GradMode::is_enabled()) {
-            torch::autograd::variable_list inputs;
-            if (want_x) inputs.push_back(x);
-            if (want_weight) inputs.push_back(weight);
-            const auto grads =
-                torch::autograd::grad({rms_composed(x, weight, eps)}, inputs, {above[0]}, std::nullopt, true);
-            size_t next = 0;
-            if (want_x) found[0] = grads[next++];
-            if (want_weight) found[1] = grads[next];
+            const auto grads = differentiable({x, weight}, above, [&](const torch::autograd::variable_list &own) {
+                return torch::autograd::variable_list{rms_composed(own[0], own[1], eps)};
+            });
+            std::copy(grads.begin(), grads.end(), found.begin());
             return found;
         }
         const at::Tensor from = plain(x), g = plain(above[0]), gamma = given(weight);

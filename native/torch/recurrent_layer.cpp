@@ -3,12 +3,12 @@
  * A row of a step stands for a sequence. The steps of a layer have the numbers of rows that a packed sequence says, in the order
  * in which they are computed: falling, or rising where a layer runs backwards. */
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <numeric>
 
+#include "differentiable.h"
 #include "recurrent.h"
 
 namespace tlrt {
@@ -399,19 +399,12 @@ struct Layer : torch::autograd::Function<Layer> {
         if (!above[0].defined() && !above[1].defined() && !gc.defined()) return found;
         const auto wanted = [&](size_t i) { return saved[i].defined() && saved[i].requires_grad(); };
         if (at::GradMode::is_enabled()) { /* a gradient that will be differentiated */
-            const Result made = composed(kind, saved[0], steps, saved[1], saved[2], w);
-            variable_list outputs, cotangents, leaves;
-            const at::Tensor of[] = {made.y, made.h, made.c};
-            for (size_t i = 0; i < above.size(); i++)
-                if (above[i].defined()) {
-                    outputs.push_back(of[i]);
-                    cotangents.push_back(above[i]);
-                }
-            for (size_t i = 0; i < INPUTS; i++)
-                if (wanted(i)) leaves.push_back(saved[i]);
-            const variable_list grads = torch::autograd::grad(outputs, leaves, cotangents, std::nullopt, true, true);
-            for (size_t i = 0, next = 0; i < INPUTS; i++)
-                if (wanted(i)) found[i] = grads[next++];
+            const variable_list given(saved.begin(), saved.begin() + INPUTS);
+            const variable_list grads = differentiable(given, above, [&](const variable_list &own) {
+                const Result made = composed(kind, own[0], steps, own[1], own[2], weights(own));
+                return variable_list{made.y, made.h, made.c};
+            });
+            std::copy(grads.begin(), grads.end(), found.begin());
             return found;
         }
         Made made;

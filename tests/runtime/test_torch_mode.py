@@ -233,6 +233,10 @@ CASES: dict[str, Any] = {
                                                                      attn_mask=x[:3, :3]),
     "attention with a boolean mask": lambda x: F.scaled_dot_product_attention(
         x.view(1, 2, 3, 6), x.view(1, 2, 3, 6), x.view(1, 2, 3, 6), attn_mask=torch.tensor([[True, False, True]] * 3)),
+    "attention of one tensor": lambda x: F.scaled_dot_product_attention(*3 * [x.view(1, 2, 3, 6)]),
+    "keys and values that follow from queries": lambda x: (lambda q: F.scaled_dot_product_attention(q, q * 2, q.exp()))(
+        x.view(1, 2, 3, 6)),
+    "rms norm by what follows from its rows": lambda x: F.rms_norm(x, (6,), x.mean(0)) + F.rms_norm(x[0], (6,), x[0]),
     "attention of three axes": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
     "adaptive pooling": lambda x: F.adaptive_avg_pool2d(x[None], 2),
     "batch norm with running statistics": lambda x: F.batch_norm(x, x[0].detach(), x[1].detach().abs() + 1, x[2], x[3], False),
@@ -253,7 +257,7 @@ CASES: dict[str, Any] = {
     "group norm without weights": lambda x: F.group_norm(x[None], 3),
     "group norm": lambda x: F.group_norm(x[None], 2, x[0], x[1]),
     "layer norm without weights": lambda x: F.layer_norm(x, (6,)),
-    "no weight and no chance": lambda x: F.nll_loss(x - torch.inf, torch.zeros(6).long(), torch.zeros(6), reduction="sum"),
+    "no weight and no chance": lambda x: F.nll_loss(x - torch.inf, torch.zeros(6).long(), 0 * x[0].detach(), reduction="sum"),
     "norms without a sum": lambda x: torch.linalg.vector_norm(x, torch.inf, 1)
                                      + torch.linalg.vector_norm(x[None], -torch.inf, (0, -1)),
     "numbers without axes": lambda x: x[0, 0].mean(0) + x[1, 1].softmax(0) + x[2, 2].sum(-1) + torch.linalg.vector_norm(x[3, 3]),
@@ -281,7 +285,7 @@ def of_no_elements(x: Any) -> Any:
 
 def follow(x: Any) -> Any:
     """A batch norm in training, and the running statistics after it."""
-    mean, variance = torch.zeros(6), torch.ones(6)
+    mean, variance = torch.zeros_like(x[0]), torch.ones_like(x[0])
     y = F.batch_norm(x, mean, variance, x[2], x[3], True, 0.3)
     return torch.cat([y, mean[None], variance[None]])
 
@@ -300,6 +304,21 @@ def test_routes_compute_what_pytorch_means(case: str) -> None:
         again = x.clone().requires_grad_()
         CASES[case](again).backward(drawn(4, *found.shape))
         assert torch.allclose(leaf.grad, again.grad, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c not in ("out", "no elements")])
+def test_penalties_on_gradients_are_right(case: str) -> None:
+    def penalty(x: Any) -> Any:
+        y = CASES[case](x.requires_grad_())
+        (g,) = torch.autograd.grad(y, x, drawn(4, *y.shape).to(y), create_graph=True)
+        (second,) = torch.autograd.grad(g.square().sum(), x, allow_unused=True) if g.requires_grad else (None,)
+        return torch.zeros_like(x) if second is None else second
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the others are differentiated once
+        exact = penalty(drawn(3, 6, 6).double())
+    with mode.reproducible(strict=True):
+        found = penalty(drawn(3, 6, 6))
+    assert torch.allclose(found.to(exact), exact, rtol=1e-4, atol=1e-4, equal_nan=True), (found, exact)
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD", "RMSprop"])

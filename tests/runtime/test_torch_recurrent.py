@@ -120,8 +120,10 @@ def test_states_are_taken(kind: str) -> None:
 
 
 def penalty(layer: Any, x: Any) -> list[Any]:
-    """The gradient of a penalty on the gradient."""
-    y = flat(layer(x))[0]
+    """The gradient of a penalty on the gradient, where the first states follow from the input."""
+    like = layer(x)[1]
+    states = [x.mean() * torch.ones_like(h) for h in (like if isinstance(like, tuple) else (like,))]
+    y = flat(layer(x, tuple(states) if isinstance(like, tuple) else states[0]))[0]
     (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     return list(torch.autograd.grad(g.square().sum(), [x, *layer.parameters()]))
 

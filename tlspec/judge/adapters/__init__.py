@@ -103,7 +103,7 @@ def check_task(
         The device of the kernel; a GPU by default, if there is one.
     dtype : str
         The number format of a model and its inputs (KernelBench).
-    data : sequence of str
+    data : str or sequence of str
         "own": the task's inputs; "signs": the same with drawn signs; "integers": whole numbers. A task that is defined on its own
         inputs alone is judged with ``data=["own"]``.
     cases : int

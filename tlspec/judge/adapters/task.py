@@ -90,7 +90,7 @@ def judged(
     ----------
     task : Task
         The task.
-    data : sequence of str, default ('own', 'signs', 'integers')
+    data : str or sequence of str, default ('own', 'signs', 'integers')
         Data classes: the task's inputs, the same with drawn signs, whole numbers.
     cases : int, optional
         How many of the task's cases; all unless given.
@@ -115,6 +115,7 @@ def judged(
     ValueError
         Data classes that are not known, inputs that are too large, or a reference that fails.
     """
+    data = [data] if isinstance(data, str) else data
     if unknown := [d for d in data if d not in DATA]:
         raise ValueError(f"{task.name}: data: got {unknown[0]!r}, expected {', '.join(DATA)}")
     start = time.perf_counter()
