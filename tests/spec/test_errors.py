@@ -319,7 +319,7 @@ def test_bounds_grow_with_every_source_of_error(entry: tuple[Op, str], monkeypat
 #: families whose sums are of any order
 ANY_ORDER = ("linalg", "conv", "pool", "attention")
 #: families that are analysed at large sizes too, where others take long
-LARGE = ("linalg", "loss", "reduce")
+LARGE = ("linalg", "reduce")
 
 
 def summed(row: Op, which: str) -> bool:
