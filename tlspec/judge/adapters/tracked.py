@@ -59,6 +59,8 @@ class Tracker:
     def __init__(self, model: Model):
         self.torch = importlib.import_module("torch")
         self.model = model
+        # sums of whole numbers in PyTorch's formula of a gradient may be sums of fractions in the kernel's
+        self.model_of_gradients = replace(model, exact=False)
         self.entries: dict[int, Entry] = {}
         self.decompositions = importlib.import_module("torch._decomp").decomposition_table
 
@@ -88,10 +90,8 @@ class Tracker:
         if tensor.is_complex() or tensor.is_quantized or tensor.is_sparse:
             raise UnknownOperator(f"a tensor of {tensor.dtype}: running error analysis knows real numbers")
         value = tensor.detach().numpy()
-        entry, model = self.entries.get(self._key(tensor)), self.model
-        if self.torch._C._current_autograd_node() is not None:
-            # sums of whole numbers in PyTorch's formula of a gradient may be sums of fractions in the kernel's
-            model = replace(model, exact=False)
+        entry = self.entries.get(self._key(tensor))
+        model = self.model if self.torch._C._current_autograd_node() is None else self.model_of_gradients
         if entry is None:
             return ErrorArray(value, 0.0, model) if value.dtype.kind == "f" else value
         of = entry.sum_of and entry.sum_of.moved(lambda a: _view(a, tensor))

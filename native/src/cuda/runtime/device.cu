@@ -118,7 +118,7 @@ int32_t check_ordinal(int32_t ordinal)
     return tl_fail(TORCHLEAN_UNAVAILABLE, "CUDA device %d: there are %d, counted from 0", ordinal, count);
 }
 
-/* Each thread owns four consecutive elements, which scratch need not have on 16 bytes. */
+/* Each thread owns four consecutive elements. A part of scratch may begin off 16 bytes. */
 __global__ void __launch_bounds__(256) fill_kernel(float *out, float value, int64_t n)
 {
     const int64_t i = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 4;
