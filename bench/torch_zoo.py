@@ -169,6 +169,8 @@ FURTHER: Mapping[str, Make] = {
     "diffusion U-Net": _module("Diffusion", {"image": real(3, 16, 16), "noise": real(3, 16, 16), "time": whole(1000)}, 32),
     "ranking": _module("Ranker", {"words": whole(500, 4, 5), "numbers": real(8), "clicks": whole(2)}, 500, 16, 8),
     "graph": _module("Graph", {"nodes": real(20, 8), "ends": whole(20, 2, 60), "labels": whole(5)}, 8, 5),
+    "FNO": _module("Operator2d", {"field": real(3, 16, 16), "wanted": real(1, 16, 16)}, 16, 4, 2),
+    "FNet": _small("FNet", "ForMaskedLM"),
     "GRU": _module("Recurrent", _text(16, 512), "GRU", 512, 64, bidirectional=True),
     "nn.Transformer": _module("Translator", _text(16, 512), 512, 64),
     "Llama-bfloat16": _small("Llama", dtype="bfloat16"),
@@ -212,9 +214,10 @@ def build(name: str, batch: int, dropout: float = 0.0) -> tuple[Any, dict[str, A
     rng = np.random.default_rng(list(name.encode()))
     with torch.no_grad():
         for label, p in sorted(model.named_parameters()):
-            values = rng.standard_normal(p.shape, np.float32) * np.float32(SPREAD)
+            floats = torch.view_as_real(p) if p.is_complex() else p
+            values = rng.standard_normal(floats.shape, np.float32) * np.float32(SPREAD)
             # scales of normalisations stay near 1
-            p.copy_(torch.from_numpy(np.asarray(values + np.float32(p.dim() == 1 and label.endswith("weight")))))
+            floats.copy_(torch.from_numpy(np.asarray(values + np.float32(p.dim() == 1 and label.endswith("weight")))))
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = dropout
@@ -252,8 +255,11 @@ def step(model: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 def digest(tensors: Iterable[Any]) -> str:
+    import torch
+
     found = hashlib.sha256()
     for t in tensors:
+        t = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
         found.update(np.ascontiguousarray(t.detach().float().cpu().numpy(), "<f4").tobytes())
     return found.hexdigest()
 

@@ -85,17 +85,20 @@ struct Types {
     bool mixed = false;                              /* they are of several types */
     bool other = false;                              /* one is neither float32 nor narrower */
     bool full = false;                               /* the result is wanted in float32 */
+    bool pairs = false;                              /* one is complex64, and the others are that or float32 */
     at::ScalarType type = at::ScalarType::Undefined; /* that of one, of all where they are not mixed */
 
     template <class... A> explicit Types(const A &...arguments)
     {
         (see(arguments), ...);
+        pairs = pairs && !unpaired;
         other = other || (type == at::kDouble && !mixed) ||
                 (wanted != at::kFloat && wanted != type && (at::isFloatingType(wanted) || at::isComplexType(wanted)));
     }
 
   private:
     at::ScalarType wanted = at::ScalarType::Undefined; /* the type that operands are converted to first */
+    bool unpaired = false;                             /* one is neither complex64 nor float32 */
 
     void see(const at::Tensor &t)
     {
@@ -106,6 +109,8 @@ struct Types {
         mixed = mixed || (real && own != type);
         real = true;
         type = own;
+        pairs = pairs || own == at::kComplexFloat;
+        unpaired = unpaired || (own != at::kComplexFloat && own != at::kFloat);
         /* beside float32 a float64 without axes counts as a number */
         other = other || !(own == at::kFloat || own == at::kHalf || own == at::kBFloat16 ||
                            (own == at::kDouble && t.dim() == 0));
@@ -207,6 +212,17 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
         return left(types.real ? block : nullptr, keys, arguments...);
     }
 
+    /* The same, and C of operands of complex64. */
+    template <Found<R> (*F)(A...), Found<R> (*C)(A...)> static R run_complex(c10::DispatchKeySet keys, A... arguments)
+    {
+        const Types types(arguments...);
+        Block *const block = types.pairs && !types.foreign ? current() : nullptr;
+        if (block) {
+            if (Found<R> found = counted(block, [&] { return C(arguments...); })) return std::move(*found);
+        }
+        return run<F>(keys, arguments...);
+    }
+
     /* The same, of an F that takes float16 and bfloat16 itself. */
     template <Found<R> (*F)(A...)> static R run_mixed(c10::DispatchKeySet keys, A... arguments)
     {
@@ -294,6 +310,9 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
     (m).impl(TLRT_NAME(op), TORCH_FN((tlrt::Kernel<at::_ops::op, at::_ops::op::schema>::run<&function>)))
 #define TLRT_MIXED(m, op, function) \
     (m).impl(TLRT_NAME(op), TORCH_FN((tlrt::Kernel<at::_ops::op, at::_ops::op::schema>::run_mixed<&function>)))
+#define TLRT_COMPLEX(m, op, function, of_pairs) \
+    (m).impl(TLRT_NAME(op), \
+             TORCH_FN((tlrt::Kernel<at::_ops::op, at::_ops::op::schema>::run_complex<&function, &of_pairs>)))
 #define TLRT_IN_PLACE(m, op, function) \
     (m).impl(TLRT_NAME(op), TORCH_FN((tlrt::Kernel<at::_ops::op, at::_ops::op::schema>::in_place<&function>)))
 

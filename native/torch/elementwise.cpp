@@ -4,7 +4,10 @@
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/Operators.h>
+#include <ATen/native/Resize.h>
 #include <torch/library.h>
+
+#include "complex.h"
 
 namespace tlrt {
 namespace {
@@ -208,10 +211,30 @@ template <class Op, class... V> at::Tensor rounded_once(const at::Tensor &x, con
     return Op::call(x.to(at::kFloat), y.to(at::kFloat), values...).to(at::result_type(x, y));
 }
 
+/* What C makes of operands whose result is complex64, in a block; nothing of others. */
+template <class Op, auto C, class... T> std::optional<at::Tensor> of_pairs(const at::Tensor &x, const T &...y)
+{
+    Block *const block = current();
+    if (!block || !is_plain(x) || !(is_plain(y) && ...)) return std::nullopt;
+    at::ScalarType type = x.scalar_type();
+    ((type = at::result_type(x, y)), ...);
+    if (type != at::kComplexFloat) return std::nullopt;
+    at::Tensor z = C(x, y...);
+    block->add(Op::name, true, z.numel());
+    return z;
+}
+
+/* Whether the result is complex, in a block. */
+bool is_complex(const at::Tensor &x, const at::Tensor &y)
+{
+    return current() && is_plain(x) && is_plain(y) && at::isComplexType(at::result_type(x, y));
+}
+
 /* Without a factor PyTorch's kernel rounds once; with one each operation is to round. */
 template <class Op, auto F>
 at::Tensor scaled(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, const at::Scalar &alpha)
 {
+    if (!alpha.equal(1) && is_complex(x, y)) return Op::redispatch(after(keys), x, y.mul(alpha), 1);
     if (!alpha.equal(1)) return Kernel<Op, typename Op::schema>::template run<F>(keys, x, y, alpha);
     return has_number(x, y) ? rounded_once<Op>(x, y, alpha) : Op::redispatch(after(keys), x, y, alpha);
 }
@@ -223,7 +246,8 @@ at::Tensor &scaled_in_place(c10::DispatchKeySet keys, at::Tensor &x, const at::T
         if (x.is_floating_point() && has_number(x, y)) return x.copy_(rounded_once<Whole>(x, y, alpha));
         return Op::redispatch(after(keys), x, y, alpha);
     }
-    if (current() && is_plain(x) && x.scalar_type() == at::kFloat && y.scalar_type() == at::kFloat)
+    if (is_complex(x, y) ||
+        (current() && is_plain(x) && x.scalar_type() == at::kFloat && y.scalar_type() == at::kFloat))
         return Op::redispatch(after(keys), x, y.mul(alpha), 1);
     return Kernel<Op, typename Op::schema>::template in_place<F>(keys, x, y, alpha);
 }
@@ -250,13 +274,16 @@ at::Tensor quotient(c10::DispatchKeySet keys, const at::Tensor &x, const at::Ten
 }
 at::Tensor div(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y)
 {
-    if (Block *const block = current(); block && is_plain(x) && (x.is_complex() || y.is_complex()))
-        block->leave("aten::div", x.numel());
+    if (const auto z = of_pairs<at::_ops::div_Tensor, &pairs::div>(x, y)) return *z;
+    if (is_complex(x, y)) current()->leave("aten::div", x.numel());
     return quotient<at::_ops::div_Tensor>(keys, x, y);
 }
 at::Tensor &div_(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y)
 {
-    if (Block *const block = current(); block && is_plain(x) && x.is_complex()) block->leave("aten::div_", x.numel());
+    if (x.is_complex() && is_complex(x, y)) {
+        if (const auto z = of_pairs<at::_ops::div__Tensor, &pairs::div>(x, y)) return x.copy_(*z);
+        current()->leave("aten::div_", x.numel());
+    }
     if (!x.is_floating_point() || !(is_number(x, y) || has_number(x, y)))
         return at::_ops::div__Tensor::redispatch(after(keys), x, y);
     return x.copy_(quotient<at::_ops::div_Tensor>(keys, x, y));
@@ -273,7 +300,7 @@ at::Tensor floor_divide(c10::DispatchKeySet keys, const at::Tensor &x, const at:
     return quotient<at::_ops::floor_divide>(keys, x, y);
 }
 
-/* Products and quotients of complex numbers are several operations, which devices fuse in their own ways. */
+/* An operator that is several operations on complex numbers, which devices fuse in their own ways. */
 template <class Op, class Schema = typename Op::schema> struct RealOnly;
 template <class Op, class R, class... A> struct RealOnly<Op, R(A...)> {
     static R run(c10::DispatchKeySet keys, A... arguments)
@@ -285,11 +312,19 @@ template <class Op, class R, class... A> struct RealOnly<Op, R(A...)> {
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY); /* it is made of its form with an argument `out` */
         return Op::redispatch(after(keys), std::forward<A>(arguments)...);
     }
+    /* Of complex64 C computes it. */
+    template <auto C> static R of_one(c10::DispatchKeySet keys, A... arguments)
+    {
+        if (const auto z = of_pairs<Op, C>(arguments...)) {
+            if constexpr (std::is_same_v<R, at::Tensor>)
+                return *z;
+            else
+                return (arguments, ...).copy_(*z);
+        }
+        return run(keys, arguments...);
+    }
     static bool is_complex(const at::Tensor &t) { return t.is_complex() && is_plain(t); }
-    static bool is_complex(const at::Scalar &s) { return s.isComplex(); }
-    template <class T> static bool is_complex(const T &) { return false; }
     static int64_t count(const at::Tensor &t) { return t.numel(); }
-    template <class T> static int64_t count(const T &) { return 0; }
 };
 
 /* A number that the host holds becomes the second factor: beside float16 and bfloat16 a processor rounds one that is the first to
@@ -307,13 +342,26 @@ bool is_number_of_gpu(const at::Tensor &x, const at::Tensor &y)
 }
 at::Tensor mul(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y)
 {
+    if (const auto z = of_pairs<at::_ops::mul_Tensor, &pairs::mul>(x, y)) return *z;
     return is_number_of_gpu(x, y) ? rounded_once<at::_ops::mul_Tensor>(x, y)
                                   : product<at::_ops::mul_Tensor>(keys, x, y);
 }
 at::Tensor &mul_(c10::DispatchKeySet keys, at::Tensor &x, const at::Tensor &y)
 {
     if (is_number_of_gpu(x, y)) return x.copy_(rounded_once<at::_ops::mul_Tensor>(x, y));
+    if (x.is_complex())
+        if (const auto z = of_pairs<at::_ops::mul__Tensor, &pairs::mul>(x, y)) return x.copy_(*z);
     return RealOnly<at::_ops::mul__Tensor>::run(keys, x, y);
+}
+
+/* What numbers are multiplied by in place, too. */
+at::Tensor &mul_out(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, at::Tensor &out)
+{
+    const auto z = out.scalar_type() == at::kComplexFloat ? of_pairs<at::_ops::mul_out, &pairs::mul>(x, y)
+                                                          : std::nullopt;
+    if (!z) return product<at::_ops::mul_out>(keys, x, y, out);
+    at::native::resize_output(out, z->sizes());
+    return out.copy_(*z);
 }
 
 /* Steps between fractions round on a GPU in its own way. */
@@ -348,6 +396,7 @@ at::Tensor to_copy(c10::DispatchKeySet keys, const at::Tensor &x, std::optional<
 }
 
 #define REAL_ONLY(op) m.impl(TLRT_NAME(op), TORCH_FN((RealOnly<at::_ops::op>::run)))
+#define OF_PAIRS(op, function) m.impl(TLRT_NAME(op), TORCH_FN((RealOnly<at::_ops::op>::of_one<&pairs::function>)))
 
 #define UNARY(op, entry) \
     TLRT_KERNEL(m, op, unary<TL(entry)>); \
@@ -356,7 +405,8 @@ at::Tensor to_copy(c10::DispatchKeySet keys, const at::Tensor &x, std::optional<
 TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
 {
     UNARY(sqrt, sqrt);
-    UNARY(exp, exp);
+    TLRT_COMPLEX(m, exp, unary<TL(exp)>, pairs::exp);
+    TLRT_IN_PLACE(m, exp_, unary_in_place<TL(exp)>);
     UNARY(expm1, expm1);
     UNARY(log, log);
     UNARY(log1p, log1p);
@@ -414,16 +464,16 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     m.impl("_to_copy", TORCH_FN(to_copy));
     m.impl("mul.Tensor", TORCH_FN(mul));
     m.impl("mul_.Tensor", TORCH_FN(mul_));
-    m.impl("mul.out", TORCH_FN((product<at::_ops::mul_out, at::Tensor>)));
-    REAL_ONLY(reciprocal);
-    REAL_ONLY(reciprocal_);
+    m.impl("mul.out", TORCH_FN(mul_out));
+    OF_PAIRS(reciprocal, reciprocal);
+    OF_PAIRS(reciprocal_, reciprocal);
     REAL_ONLY(reciprocal_out);
-    REAL_ONLY(abs);
+    OF_PAIRS(abs, abs);
     REAL_ONLY(abs_out);
-    REAL_ONLY(angle);
+    OF_PAIRS(angle, angle);
     REAL_ONLY(angle_out);
-    REAL_ONLY(sgn);
-    REAL_ONLY(sgn_);
+    OF_PAIRS(sgn, sgn);
+    OF_PAIRS(sgn_, sgn);
     REAL_ONLY(sgn_out);
 }
 

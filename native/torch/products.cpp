@@ -12,6 +12,7 @@
 #include <ATen/ops/vdot_ops.h>
 #include <torch/library.h>
 
+#include "complex.h"
 #include "front.h"
 #include "sums.h"
 
@@ -122,9 +123,9 @@ at::Tensor linear(const at::Tensor &x, const at::Tensor &w, const std::optional<
 
 TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
 {
-    TLRT_KERNEL(m, mm, mm);
-    TLRT_KERNEL(m, bmm, bmm);
-    TLRT_KERNEL(m, addmm, addmm);
+    TLRT_COMPLEX(m, mm, mm, pairs::mm);
+    TLRT_COMPLEX(m, bmm, bmm, pairs::bmm);
+    TLRT_COMPLEX(m, addmm, addmm, pairs::addmm);
     TLRT_IN_PLACE(m, addmm_, addmm);
     TLRT_KERNEL(m, baddbmm, baddbmm);
     TLRT_IN_PLACE(m, baddbmm_, baddbmm);

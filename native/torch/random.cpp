@@ -111,6 +111,19 @@ std::optional<at::Tensor> normal_of(const at::Tensor &mean, const at::Tensor &st
     return scaled(*normal(like, 0, 1, generator), mean, std);
 }
 
+/* A complex number has two parts, of which each has half of the variance. */
+template <class Op, auto F>
+at::Tensor &of_parts(c10::DispatchKeySet keys, at::Tensor &x, double first, double second,
+                     std::optional<at::Generator> generator)
+{
+    if (!current() || !is_plain(x) || x.scalar_type() != at::kComplexFloat)
+        return Kernel<Op, typename Op::schema>::template in_place<F>(keys, x, first, second, generator);
+    at::Tensor parts = at::view_as_real(x);
+    constexpr bool is_normal = std::is_same_v<Op, at::_ops::normal_>;
+    Op::call(parts, first, is_normal ? second * std::sqrt(0.5) : second, generator);
+    return x;
+}
+
 /* ---- integers -------------------------------------------------------------------------------------------------------------- */
 
 /* 64 bits for each of n elements, by the rule of the library's generator: mix(mix(key) + i). */
@@ -278,8 +291,8 @@ std::optional<at::Tensor> native_dropout_backward(const at::Tensor &g, const at:
 
 TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
 {
-    IN_PLACE(uniform_, uniform);
-    IN_PLACE(normal_, normal);
+    m.impl("uniform_", TORCH_FN((of_parts<at::_ops::uniform_, &uniform>)));
+    m.impl("normal_", TORCH_FN((of_parts<at::_ops::normal_, &normal>)));
     IN_PLACE(bernoulli__float, bernoulli);
     IN_PLACE(bernoulli__Tensor, bernoulli_of);
     IN_PLACE(exponential_, exponential);

@@ -5,6 +5,7 @@
 #include <ATen/WrapDimUtils.h>
 #include <torch/library.h>
 
+#include "complex.h"
 #include "sums.h"
 
 namespace tlrt {
@@ -190,15 +191,15 @@ std::optional<at::Tensor> cumsum(const at::Tensor &given, int64_t axis, std::opt
 
 TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
 {
-    TLRT_KERNEL(m, sum, sum_all);
-    TLRT_KERNEL(m, sum_dim_IntList, sum_axes);
-    TLRT_KERNEL(m, mean, mean_all);
-    TLRT_KERNEL(m, mean_dim, mean_axes);
+    TLRT_COMPLEX(m, sum, sum_all, pairs::sum_all);
+    TLRT_COMPLEX(m, sum_dim_IntList, sum_axes, pairs::sum_axes);
+    TLRT_COMPLEX(m, mean, mean_all, pairs::mean_all);
+    TLRT_COMPLEX(m, mean_dim, mean_axes, pairs::mean_axes);
     TLRT_KERNEL(m, var_correction, var);
     TLRT_KERNEL(m, std_correction, std_);
     TLRT_KERNEL(m, var_mean_correction, var_mean);
     TLRT_KERNEL(m, std_mean_correction, std_mean);
-    TLRT_KERNEL(m, linalg_vector_norm, vector_norm);
+    TLRT_COMPLEX(m, linalg_vector_norm, vector_norm, pairs::vector_norm);
     TLRT_KERNEL(m, logsumexp, logsumexp);
     TLRT_KERNEL(m, trace, trace);
     TLRT_KERNEL(m, cumsum, cumsum);

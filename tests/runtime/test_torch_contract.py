@@ -17,8 +17,9 @@ nn, F = torch.nn, torch.nn.functional
 aten = torch.ops.aten
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-#: what draws, what takes no operands of one shape, and layers, which take other types of weights than PyTorch's on a CPU
+#: what draws, what takes complex numbers or operands of other shapes, and layers, which take other types of weights than PyTorch
 OTHER = (
+    "_fft_",
     "_pdist_backward",
     "norm",
     "dropout",

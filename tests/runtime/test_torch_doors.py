@@ -201,11 +201,11 @@ def test_types_are_those_of_pytorch(case: str) -> None:
 
 
 def test_what_pytorch_computes_of_complex_numbers_is_named() -> None:
-    c = torch.complex(drawn(5, 2, 2), drawn(6, 2, 2))
+    c = torch.complex(drawn(5, 2, 2).double(), drawn(6, 2, 2).double())
     cases = {
         "mul_": lambda: c.clone().mul_(c), "mul": lambda: torch.mul(c, c, out=torch.empty_like(c)),
         "div_": lambda: c.clone().div_(c), "reciprocal_": lambda: c.clone().reciprocal_(), "sgn_": lambda: c.clone().sgn_(),
-        "abs": lambda: torch.abs(c, out=torch.empty(2, 2)), "angle": lambda: c.angle(),
+        "abs": lambda: torch.abs(c, out=torch.empty(2, 2).double()), "angle": lambda: c.angle(),
     }  # fmt: skip
     for name, case in cases.items():
         with mode.reproducible() as report:

@@ -46,8 +46,7 @@ def decomposed(x: torch.Tensor) -> torch.Tensor:
 
 
 LEFT: dict[str, Any] = {
-    "complex products": (lambda: torch.ones(4, dtype=torch.complex64) * 1j, "mul"),
-    "complex numbers from angles": (lambda: torch.polar(drawn(1, 4).abs(), drawn(2, 4)), "polar"),
+    "complex powers": (lambda: torch.ones(4, dtype=torch.complex64) ** 1.5, "pow"),
     "an operator of somebody else": (lambda: decomposed(drawn(1, 4, 4)), "linalg_qr"),
     "one that returns nothing": (
         lambda: torch._fused_adam_(
@@ -66,7 +65,6 @@ LEFT: dict[str, Any] = {
     ),
     "decompositions": (lambda: torch.linalg.qr(drawn(1, 4, 4)), "linalg_qr"),
     "special functions": (lambda: torch.lgamma(drawn(1, 4)), "lgamma"),
-    "Fourier transforms": (lambda: torch.fft.rfft(drawn(1, 4)), "_fft_r2c"),
 }
 
 
