@@ -317,6 +317,31 @@ def test_triangular_systems() -> None:
         check_route(solve, [a, b], one=False)
 
 
+def test_decompositions() -> None:
+    for rows, columns in ((5, 3), (4, 4), (3, 5), (1, 1)):
+        for k in (0, 1):
+            check_route(
+                lambda x, k=k: torch.linalg.qr(x)[k],
+                [drawn(rows, 2, rows, columns) + 4 * torch.eye(rows, columns)],
+                one=False,
+            )
+    for how in ("complete", "r"):
+        check_route(lambda x, how=how: torch.linalg.qr(x.detach(), how)[1], [drawn(1, 5, 3)], one=False)
+    with mode.reproducible(strict=True):
+        assert torch.equal(torch.linalg.qr(torch.zeros(4, 2))[0], torch.eye(4, 2))
+    for upper in (False, True):
+        check_route(
+            lambda x, upper=upper: torch.linalg.cholesky(x @ x.mT + 5 * torch.eye(4, dtype=x.dtype), upper=upper),
+            [drawn(1, 2, 4, 4)],
+            one=False,
+        )
+    falling = torch.stack([torch.eye(3), torch.diag(torch.tensor([1.0, 2.0, -3.0]))])
+    with mode.reproducible(strict=True):
+        assert torch.linalg.cholesky_ex(falling)[1].tolist() == [0, 3]
+        with pytest.raises(torch.linalg.LinAlgError, match="leading minor of order 3"):
+            torch.linalg.cholesky(falling)
+
+
 def overlap(a: Any, b: Any) -> float:
     sides = np.maximum(0, np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]))
     return sides.prod() / ((a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - sides.prod())

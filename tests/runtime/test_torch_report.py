@@ -42,12 +42,12 @@ def test_float64_is_left() -> None:
 
 @torch.library.custom_op("tlrt_tests::decomposed", mutates_args=())
 def decomposed(x: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.qr(x)[1] * 2
+    return torch.linalg.svd(x)[1] * 2
 
 
 LEFT: dict[str, Any] = {
     "complex powers": (lambda: torch.ones(4, dtype=torch.complex64) ** 1.5, "pow"),
-    "an operator of somebody else": (lambda: decomposed(drawn(1, 4, 4)), "linalg_qr"),
+    "an operator of somebody else": (lambda: decomposed(drawn(1, 4, 4)), "_linalg_svd"),
     "one that returns nothing": (
         lambda: torch._fused_adam_(
             *[[drawn(1, 4).double()]] * 4,
@@ -63,7 +63,7 @@ LEFT: dict[str, Any] = {
         ),
         "_fused_adam_",
     ),
-    "decompositions": (lambda: torch.linalg.qr(drawn(1, 4, 4)), "linalg_qr"),
+    "decompositions": (lambda: torch.linalg.svd(drawn(1, 4, 4)), "_linalg_svd"),
     "special functions": (lambda: torch.lgamma(drawn(1, 4)), "lgamma"),
 }
 

@@ -6,11 +6,22 @@ import ctypes
 from functools import cache
 
 from tlrt.torch import shim
-from tlrt.torch.routes import bags, boxes, ctc, images, scatters, triangular
+from tlrt.torch.routes import bags, boxes, ctc, decompositions, images, scatters, triangular
 from tlrt.torch.routes.base import ROUTES, has_kernel, operator_names, register_kernels
 from tlrt.torch.routes.determined import DETERMINED
 
-__all__ = ["DETERMINED", "ROUTES", "bags", "boxes", "ctc", "images", "register", "scatters", "triangular"]
+__all__ = [
+    "DETERMINED",
+    "ROUTES",
+    "bags",
+    "boxes",
+    "ctc",
+    "decompositions",
+    "images",
+    "register",
+    "scatters",
+    "triangular",
+]
 
 
 @cache
