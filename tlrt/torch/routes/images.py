@@ -73,6 +73,23 @@ def _antialiased(like: Any, n: int, out: int, align: bool, given: float | None, 
     return place.clamp_max(n - 1), w / w.sum(1, keepdim=True)
 
 
+@cache
+def _kept(taps: Any, device: Any, *shape: Any) -> tuple[Any, Any]:
+    """They are the same for all images of a shape; another stream may take them at once."""
+    with torch.inference_mode(False), torch.no_grad():
+        made = taps(torch.empty(0, device=device), *shape)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    return made
+
+
+def _made(taps: Any, like: Any, *shape: Any) -> tuple[Any, Any]:
+    """Of a captured stream they belong to the graph, which computes them at its replay."""
+    if like.is_cuda and torch.cuda.is_current_stream_capturing():
+        return taps(like, *shape)
+    return _kept(taps, like.device, *shape)
+
+
 def _by_axis(w: Any, x: Any, axis: int) -> Any:
     return w.view([-1 if d == axis else 1 for d in range(x.dim())])
 
@@ -114,7 +131,7 @@ def _register(name: str, rank: int, taps: Any, cubic: bool, copies: bool = True)
         for k in reversed(range(rank)):
             given = scales[k] if k < len(scales) else None
             if is_resampled(x.shape[2 + k], out[k], given):
-                y = _resize(y, 2 + k, *taps(x, x.shape[2 + k], out[k], align, given, cubic))
+                y = _resize(y, 2 + k, *_made(taps, x, x.shape[2 + k], out[k], align, given, cubic))
         return _formatted(y.clone() if y is x else y, x)
 
     def backward(g: Any, out: Sequence[int], shape: Sequence[int], align: bool, *scales: float | None) -> Any:
@@ -123,7 +140,7 @@ def _register(name: str, rank: int, taps: Any, cubic: bool, copies: bool = True)
         for k in range(rank):
             given = scales[k] if k < len(scales) else None
             if is_resampled(shape[2 + k], out[k], given):
-                place, w = taps(g, shape[2 + k], out[k], align, given, cubic)
+                place, w = _made(taps, g, shape[2 + k], out[k], align, given, cubic)
                 gx = _resize_backward(gx, 2 + k, place, w, shape[2 + k])
         return _formatted(gx.clone() if gx is g else gx, g)
 
