@@ -39,9 +39,13 @@ CANARY_BYTES = 4096
 DELAY_CYCLES = 2_000_000
 #: every byte of a canary and of poisoned integers, which so are large and negative where they are signed, and no index
 CANARY = 0xA5
+#: elements behind each row of a layout with room
+ROOM = 3
 #: how an array may lie in memory, besides one element after the other from an aligned address on: every second element along the
-#: last axis; the last axis first; contiguous, but one element behind an aligned address
-LAYOUTS = ("gaps", "transposed", "offset")
+#: last axis; with room behind each row; the last axis first; with the second and third axes from the end exchanged, as heads of
+#: attention have them; with the second axis last, as channels; axes along which all elements are equal with a stride of 0;
+#: contiguous, but one element behind an aligned address; from the last element on, in NumPy
+LAYOUTS = ("gaps", "rows", "transposed", "inner", "channels", "expanded", "offset", "backwards")
 
 
 def patterns_of(values: npt.ArrayLike, format: Format) -> Bits:
@@ -72,6 +76,8 @@ class Arrays:
     mutable: ClassVar[bool] = True
     #: the module with from_dlpack, where it is not the library's
     namespace: ClassVar[str] = ""
+    #: whether strides may be negative
+    reverses: ClassVar[bool] = False
 
     def __init__(self, device: str):
         #: what :func:`get` was given
@@ -112,20 +118,43 @@ class Arrays:
         return self.put(patterns_of(values, format), format.container, layout="gaps" if strided else "")
 
     def put(self, patterns: Bits, dtype: str, *, layout: str = "") -> Any:
-        """A new array of type `dtype` with these bit patterns, in one of :data:`LAYOUTS`; whole numbers are contiguous. See
-        :meth:`make`."""
-        if not layout or patterns.ndim == 0 or dtype not in FORMATS:
+        """A new array of type `dtype` with these bit patterns, in one of :data:`LAYOUTS`, or in the next simpler one where it has
+        too few axes. See :meth:`make`."""
+        if not layout or patterns.ndim == 0:
             return self._put(patterns.copy(), dtype)
         if not self.mutable:
             raise ValueError(f"{self.name}: {self.library} has no strided arrays")
-        nan = FORMATS[dtype].encode(np.nan)
-        if layout == "transposed" and patterns.ndim > 1:
-            return self._transposed(self._put(np.array(patterns.T, order="C"), dtype))
+        shape, axes = patterns.shape, list(range(patterns.ndim))
         if layout == "offset":
-            return self._put(np.append(nan, patterns), dtype)[1:].reshape(patterns.shape)
-        gaps = np.full((*patterns.shape[:-1], 2 * patterns.shape[-1]), nan, FORMATS[dtype].unsigned)
+            return self._put(np.append(self._between(patterns, (1,), dtype), patterns), dtype)[1:].reshape(shape)
+        if layout == "expanded":
+            equal = [n > 1 and bool((patterns == patterns.take([0], k)).all()) for k, n in enumerate(shape)]
+            some = tuple(slice(0, 1) if e else slice(None) for e in equal)
+            whole = self._between(patterns, shape, dtype)  # which a kernel reads that takes it for contiguous
+            whole[some] = patterns[some]
+            return self._expanded(self._put(whole, dtype)[some], shape)
+        if layout == "backwards" and self.reverses:
+            return np.flip(self._put(np.array(np.flip(patterns), order="C"), dtype))
+        if len(axes) > 2 and layout in ("inner", "channels"):
+            axes.insert(len(axes) - (2 if layout == "inner" else 1), axes.pop(-3 if layout == "inner" else 1))
+            return self._permuted(
+                self._put(np.array(patterns.transpose(axes), order="C"), dtype), np.argsort(axes).tolist()
+            )
+        if layout == "transposed" and len(axes) > 1:
+            return self._permuted(self._put(np.array(patterns.T, order="C"), dtype), axes[::-1])
+        if layout != "gaps" and len(axes) > 1:
+            room = self._between(patterns, (*shape[:-1], ROOM), dtype)
+            return self._put(np.concatenate([patterns, room], -1), dtype)[..., : shape[-1]]
+        gaps = self._between(patterns, (*shape[:-1], 2 * shape[-1]), dtype)
         gaps[..., ::2] = patterns
         return self._put(gaps, dtype)[..., ::2]
+
+    @staticmethod
+    def _between(patterns: Bits, shape: tuple[int, ...], dtype: str) -> Bits:
+        """What lies between the elements: NaN, or of whole numbers others of the array, which are indices as good."""
+        if dtype in FORMATS:
+            return np.full(shape, FORMATS[dtype].encode(np.nan), FORMATS[dtype].unsigned)
+        return np.resize(patterns.ravel()[::-1], shape).astype(patterns.dtype)
 
     def integers(self, values: npt.ArrayLike, kind: str = "int64") -> Any:
         """A new array of whole numbers of a kind such as int8 or int64. ValueError where `values` do not fit."""
@@ -258,9 +287,15 @@ class Arrays:
         return patterns.view(FORMATS[dtype].dtype if dtype in FORMATS else np.dtype(dtype))
 
     @staticmethod
-    def _transposed(array: Any) -> Any:
-        """The array with its axes in reversed order, in the same memory."""
-        return array.transpose()
+    def _permuted(array: Any, axes: list[int]) -> Any:
+        """The array with its axes in another order, in the same memory."""
+        return array.transpose(axes)
+
+    def _expanded(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """The array with axes of length 1 longer, in the same memory."""
+        strides = [s if n == m else 0 for s, n, m in zip(array.strides, array.shape, shape, strict=True)]
+        bits = array.view(f"u{array.itemsize}")  # also of types that NumPy does not know
+        return self.module.lib.stride_tricks.as_strided(bits, shape, strides).view(array.dtype)
 
     @staticmethod
     def _spoil(array: Any) -> None:
@@ -282,7 +317,7 @@ class Arrays:
 class NumPy(Arrays):
     """NumPy arrays in host memory."""
 
-    library, array_type, package = "numpy", "ndarray", "numpy"
+    library, array_type, package, reverses = "numpy", "ndarray", "numpy", True
 
     def __init__(self, device: str):
         super().__init__(device)
@@ -354,8 +389,11 @@ class Torch(Arrays):
         return host.to(self.device).view(getattr(self.module, dtype))
 
     @staticmethod
-    def _transposed(array: Any) -> Any:
-        return array.permute(*reversed(range(array.ndim)))
+    def _permuted(array: Any, axes: list[int]) -> Any:
+        return array.permute(axes)
+
+    def _expanded(self, array: Any, shape: tuple[int, ...]) -> Any:
+        return array.expand(shape)
 
     @staticmethod
     def _spoil(array: Any) -> None:

@@ -41,6 +41,63 @@ def test_a_cast_that_saturates(name: str) -> None:
         assert not judged(saturating, **options).ok
 
 
+#: what is said of a layout, and how a kernel of arrays (a, b, c, d) sees it
+LAID: dict[str, Callable[..., bool]] = {
+    "room behind each row": lambda x, y: x.strides[3] == x.itemsize and x.strides[2] > x.shape[3] * x.itemsize,
+    "from the end are exchanged": lambda x, y: x.strides[3] == x.itemsize and x.strides[1] < x.strides[2],
+    "second axis lies last": lambda x, y: x.strides[1] == x.itemsize and x.shape[1] > 1,
+    "strides of 0": lambda x, y: 0 in x.strides,
+    "negative strides": lambda x, y: min(x.strides) < 0,
+    "lie in different ways": lambda x, y: x.strides != y.strides,
+}
+
+
+@pytest.mark.parametrize("said", LAID)
+def test_layouts(said: str) -> None:
+    def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return x + y + bool(min(x.shape) > 1 and LAID[said](x, y))
+
+    text = "x[a, b, c, d], y[a, b, c, d] -> out[a, b, c, d]"
+    report = judged(
+        kernel, reference=lambda x, y: x + y, inputs=text, isolate=False, data="normal", cases={"small": 60}
+    )
+    assert any(said in f.text for f in report.findings), report
+
+
+def test_indices_reach_the_end_of_long_axes() -> None:
+    def kernel(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        at = labels.astype(np.int16 if narrow else np.int64) % max(logits.shape[1], 1)
+        x = logits.astype(np.float64)
+        x -= x.max(axis=1, keepdims=True, initial=-np.inf)
+        return (np.log(np.exp(x).sum(axis=1)) - x[np.arange(len(x)), at]).mean(keepdims=True).astype(np.float32)
+
+    for narrow in (False, True):
+        assert judged(kernel, "cross_entropy", isolate=False, data="normal").ok != narrow
+
+
+def test_refusals_by_numbers_and_of_most_cases() -> None:
+    def only(holds: Any) -> Any:
+        def kernel(x: np.ndarray) -> np.ndarray:
+            if not holds(x):
+                raise NotImplementedError
+            return np.exp(x)
+
+        return kernel
+
+    assert judged(only(lambda x: np.isfinite(x).all()), "exp").ok
+    report = judged(only(lambda x: not (np.abs(x) > 50).any()), "exp")
+    assert {f.kind for f in report.findings} == {"refused"}, report
+    assert judged(only(lambda x: x.size == 64), "exp").verdict == "blind"
+
+
+def test_results_whose_elements_share_memory() -> None:
+    report = judged(
+        lambda x: np.lib.stride_tricks.as_strided(np.exp(x), x.shape, [0 if len(set(x.flat)) == 1 else x.itemsize]),
+        "exp",
+    )
+    assert {f.kind for f in report.findings} == {"alias"}, report
+
+
 def test_layouts_and_refusals() -> None:
     flat = lambda x: np.exp(np.lib.stride_tricks.as_strided(x, x.shape, (x.itemsize,)))
     assert judged(flat, "exp", layouts="contiguous", data="normal").ok

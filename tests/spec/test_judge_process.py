@@ -310,7 +310,7 @@ def test_rare_faults_are_met_by_repeats() -> None:
     calls = itertools.count()
 
     def kernel(x: np.ndarray) -> np.ndarray:
-        return softmax(x) * np.float32(1 + (next(calls) % 1500 == 1499))
+        return softmax(x) * np.float32(1 + (next(calls) % 1500 > 1490))  # some cases hold NaN alone
 
     report = fails(kernel, repeats=1600)
     assert any("of 1600 on a few cases: out[" in f.text for f in report.findings), report

@@ -43,6 +43,42 @@ def permuted(case: Case) -> Case:
     return _mapped(case, lambda name, x: rng.permutation(x.reshape(-1)).reshape(x.shape))
 
 
+def falling(case: Case) -> Case:
+    """The same numbers along the last axis from the largest one on, which a scan that waits for a larger one passes over."""
+    return _mapped(case, lambda name, x: x if x.ndim == 0 else np.array(-np.sort(-x, axis=-1), order="C"))
+
+
+def tied(case: Case) -> Case:
+    """Numbers of which many are equal: -1, 0 and 1 and what is not finite."""
+    return _mapped(case, lambda name, x: np.where(np.isfinite(x), np.clip(np.round(x), -1, 1), x).astype(x.dtype))
+
+
+def expanded(case: Case) -> Case:
+    """Inputs whose first axis holds one row again and again, and gradients of one number, as sums have them."""
+
+    def change(name: str, x: np.ndarray) -> np.ndarray:
+        if x.size == 0 or x.ndim == 0:
+            return x
+        return np.array(np.broadcast_to(x.flat[0] if name in case.cotangents else x[:1], x.shape), order="C")
+
+    return _mapped(case, change)
+
+
+def laid(case: Case, layout: str) -> Case:
+    """The case with the numbers that a layout asks for."""
+    return expanded(case) if layout == "expanded" else case
+
+
+def plain(case: Case) -> Case:
+    """The case with numbers that no kernel refuses."""
+    return _mapped(case, lambda name, x: np.resize(np.linspace(0.5, 1.5, 251), x.shape).astype(x.dtype))
+
+
+def zeroed(case: Case, name: str) -> Case:
+    """The case with zeros alone in one array."""
+    return _mapped(case, lambda n, x: np.zeros_like(x) if n == name else x)
+
+
 def otherwise(case: Case) -> Case | None:
     """The same arrays with parameters of another case, results having the same shapes; None where there is none. A program
     that is compiled for each shape may have the first ones built in."""

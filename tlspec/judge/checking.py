@@ -17,13 +17,13 @@ from tlspec.arrays import CANARY, LAYOUTS, Arrays
 from tlspec.compare import Comparison
 from tlspec.draw.cases import SHAPE, Case, shape_case
 from tlspec.formats import Format
-from tlspec.judge import kept, repetition
+from tlspec.judge import altered, kept, repetition
 from tlspec.judge.apart import Apart, Ended, Here, TimedOut, ends_processes, kernel_of, prepare
 from tlspec.judge.arithmetic import MIXED, arithmetic
-from tlspec.judge.choice import drawn_cases, is_longest, seldom_drawn, shaped_cases
+from tlspec.judge.choice import drawn_cases, is_long, is_wide, seldom_drawn, shaped_cases
 from tlspec.judge.contract import Contract, constrained, contract
 from tlspec.judge.formulas import further
-from tlspec.judge.kernel import Adapter, Kernel
+from tlspec.judge.kernel import MATRICES, Adapter, Kernel
 from tlspec.judge.mutants import sensitivity
 from tlspec.judge.probe import accumulator_of, word_of
 from tlspec.judge.repetition import UNSUPPORTED, Bits, bits_of, same
@@ -36,10 +36,17 @@ from tlspec.registry import Op
 from tlspec.running import Model
 
 #: the ends of addresses of cases whose arrays lie otherwise than contiguously, and what is said of them
-ENDING = {"": "", "gaps": ":strided", "transposed": ":transposed", "offset": ":offset"}
+ENDING = {
+    "": "", "gaps": ":strided", "rows": ":rows", "transposed": ":transposed", "inner": ":inner", "channels": ":channels",
+    "expanded": ":expanded", "offset": ":offset", "backwards": ":backwards", "mixed": ":mixed",
+}  # fmt: skip
 FROM = {
-    "": "", "gaps": ", from arrays that are not contiguous", "transposed": ", from arrays whose axes lie in reversed order",
+    "": "", "gaps": ", from arrays that are not contiguous", "rows": ", from arrays with room behind each row",
+    "transposed": ", from arrays whose axes lie in reversed order",
+    "inner": ", from arrays in whose memory the second and third axes from the end are exchanged",
+    "channels": ", from arrays whose second axis lies last in memory", "expanded": ", from arrays with strides of 0",
     "offset": ", from arrays that begin one element behind an aligned address",
+    "backwards": ", from arrays with negative strides", "mixed": ", from arrays that lie in different ways",
 }  # fmt: skip
 #: of how many trials the sensitivity is measured
 PLANTED = 16
@@ -125,7 +132,7 @@ class Check:
             answer = self.call(trial.case, kernel, request)
             outcomes = self.compared(trial, kernel, answer.results)
         except Failure as failure:
-            if layout == "transposed" and self.op.signature.elementwise and not isinstance(failure, Ended):
+            if layout in MATRICES and self.op.signature.elementwise and not isinstance(failure, Ended):
                 # it takes arrays of one axis alone, which have no other order
                 yield from self.problems(trial, kernel, row, layout="gaps", shared=shared, again=True)
                 return
@@ -171,6 +178,8 @@ class Check:
         for i, (name, result, (start, end)) in enumerate(known):
             if name not in trial.names:
                 break
+            if trial.case.which == "forward" and result.patterns is not None and end - start < result.patterns.nbytes:
+                yield "alias", f"{name}: elements of it share memory"
             for other, x, (first, last) in known[i + 1 :]:
                 equal = trial.case.which == "vjp" and same(bits_of([result]), bits_of([x]))
                 if start < last and first < end and not equal:
@@ -178,11 +187,13 @@ class Check:
 
     def run(self, case: Case, *, layout: str = "") -> None:
         """One case into the report."""
-        trial, kernel = self.trial(case)
+        trial, kernel = self.trial(altered.laid(case, layout))
         row = self._row(case)
         found = list(self.problems(trial, kernel, row, layout=layout))
         if found and found[0][0] == UNSUPPORTED:
             self.report.unsupported += 1
+            if not self.contract.leaves_out(case):
+                self._refused(case, layout)
             return
         row.cases += 1
         row.empty += trial.empty
@@ -206,6 +217,16 @@ class Check:
                 again = (t for k, t in self.problems(*self.trial(smaller)) if k == kind)
                 text = next(again, text)  # a fault may come and go
             self.report.findings.append(Finding(kind, text, self.line(smaller, layout)))
+
+    def _refused(self, case: Case, layout: str) -> None:
+        """A kernel that supports a shape supports all finite numbers in it, or its verdict is about those that it chooses."""
+        self.report.undeclared += 1
+        given = [x for x in (*case.inputs.values(), *case.cotangents.values()) if x is not None]
+        if any(f.kind == "refused" for f in self.report.findings) or not all(np.isfinite(x).all() for x in given):
+            return
+        if not any(kind == UNSUPPORTED for kind, _ in self.problems(*self.trial(altered.plain(case)), layout=layout)):
+            text = f"NotImplementedError for these numbers alone ({case.data}); data= names the classes that it is for"
+            self.report.findings.append(Finding("refused", text, self.line(case, layout)))
 
     @property
     def ended(self) -> bool:
@@ -502,25 +523,33 @@ def check(
         drawn = cases_of[which]
         drawn += [*seldom_drawn(drawn, empty), *shaped_cases(row, which, shapes, data, seed)]
         repeated, slowest = set[str](), 0.0
+        ways: tuple[str, ...] = (*LAYOUTS, "mixed")
+        untried = ways
         for i, each in enumerate(drawn):
             if judge.ended:
                 report.notes.append(f"{which}: ended after {i} of {len(drawn)} cases, as the kernel's process did")
                 break
-            if slowest > SLOW_SECONDS and is_longest(each):
+            if slowest > SLOW_SECONDS and is_long(each, 2**16):
                 note = f"lengths beyond 65,536 were not tried, as a case took {slowest:.1f} s"
                 report.notes += [note] if note not in report.notes else []
                 continue
             begun = time.perf_counter()
             others = library.mutable and terms.strided and each.size != SHAPE
-            judge.run(each, layout=LAYOUTS[i // 5 % len(LAYOUTS)] if others and i % 5 == 4 else "")
+            judge.run(each, layout=ways[i // 5 % len(ways)] if others and i % 5 == 4 else "")
+            if is_long(each):
+                repetition.ties(judge, each)
             slowest = max(slowest, time.perf_counter() - begun) if each.size == "shrunk" else slowest
             seldom = each.size in ("large", SHAPE) or not all(each.dims.values())
+            if others and untried and not seldom and is_wide(each):
+                for way in untried:
+                    repetition.laid_otherwise(judge, each, way)
+                untried = ()
             if each.data not in repeated and not seldom:  # one of each data class
                 repeated.add(each.data)
                 repetition.repeats(judge, each)
                 repetition.batches(judge, each)
                 if others:
-                    repetition.laid_otherwise(judge, each, LAYOUTS[len(repeated) % len(LAYOUTS)])
+                    repetition.laid_otherwise(judge, each, ways[len(repeated) % len(ways)])
             if progress is not None:
                 progress(f"{which}: case {i + 1} of {len(drawn)}")
         if which == "forward" and fmt is out and fmt.name == "float32" and not judge.ended:

@@ -112,10 +112,16 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
     return [c for c in made if c is not None]
 
 
-def is_longest(case: Case) -> bool:
-    """Whether a case that draws have seldom has a length beyond 65,536."""
+def is_long(case: Case, least: int = 2**10) -> bool:
+    """Whether a case that draws have seldom has a length beyond `least`."""
     known = lengths_of(case)
-    return case.size == "shrunk" and any(np.max(known[n], initial=0) > 2**16 for n in free_sizes(case.op) if n in known)
+    return case.size == "shrunk" and any(np.max(known[n], initial=0) > least for n in free_sizes(case.op) if n in known)
+
+
+def is_wide(case: Case) -> bool:
+    """Whether no length is 1, with which layouts differ in nothing."""
+    known = lengths_of(case)
+    return all(np.min(known[n], initial=2) > 1 for n in free_sizes(case.op) if n in known)
 
 
 def _cheap(op: Op, values: Mapping[str, Any]) -> bool:

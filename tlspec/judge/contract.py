@@ -40,7 +40,11 @@ class Contract:
 
     def may_refuse(self, case: Case, error: Raised) -> bool:
         """Whether an exception says that the kernel does not take a case, and the contract says so too."""
-        return error.refusal and any(_holds(r, case) for r in self.refuses)
+        return error.refusal and self.leaves_out(case)
+
+    def leaves_out(self, case: Case) -> bool:
+        """Whether the author says that the kernel does not take a case."""
+        return any(_holds(r, case) for r in self.refuses)
 
 
 def _holds(refusal: str | Callable[..., bool], case: Case) -> bool:

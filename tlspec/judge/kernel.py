@@ -20,6 +20,9 @@ from tlspec.judge.apart import Apart, Here
 from tlspec.judge.runner import Answer, Failure, Parameters, Plain, Request
 from tlspec.signature import WHOLE
 
+#: layouts in which the arrays of elementwise operations have two axes
+MATRICES = ("rows", "transposed", "inner", "channels", "mixed")
+
 Adapter = Callable[[Callable[..., Any], Mapping[str, Any]], Any]
 
 
@@ -114,7 +117,7 @@ class Kernel:
         written = {n: WHOLE.get(outputs[n].kind) or outputs[n].format(results).container for n in self.written}
         shapes = {n: case.shape(a) for n, a in outputs.items()}
         arrays = {n: self._patterns(n, x, format) for n, x in given.items() if x is not None}
-        if case.op.signature.elementwise and layout == "transposed":  # which one axis cannot be
+        if case.op.signature.elementwise and layout in MATRICES:  # which one axis cannot be
             (n,) = next(iter(shapes.values()))
             rows = next(r for r in range(max(math.isqrt(n), 1), 0, -1) if n % r == 0)
             shapes = dict.fromkeys(shapes, (rows, n // rows))

@@ -40,10 +40,12 @@ TURNS = 8
 WAVERS, ALIGNED = 64, 64
 #: data classes in which what else stands in an array may choose how an element is computed
 SPECIAL = ("special", "wide", "huge")
+TIES = "numbers of which many are equal"
 #: what is said of further calls with arrays of the same shapes
 OTHERS: dict[str, Callable[[Case], Case]] = {
     "other numbers in arrays of these shapes": altered.halved, "a few other numbers in arrays of these shapes": altered.touched,
-    "the same numbers in another order": altered.permuted,
+    "the same numbers in another order": altered.permuted, "the same numbers in falling order": altered.falling,
+    TIES: altered.tied,
 }  # fmt: skip
 PARAMETERS, SHARED = "the same arrays with other parameters", "the same array as several arguments"
 
@@ -121,6 +123,12 @@ def _others(case: Case) -> Iterator[tuple[str, Case]]:
     """Cases with arrays of the same shapes, and what is said of them."""
     for key, make in OTHERS.items():
         yield key, kept.derived(case, key, partial(make, case))
+    arrays = [
+        n for n, x in {**case.inputs, **case.cotangents}.items() if x is not None and x.dtype.kind == "f" and x.size
+    ]
+    for name in arrays if len(arrays) > 1 and case.data == "normal" else ():
+        key = f"zeros alone in {name}"
+        yield key, kept.derived(case, key, partial(altered.zeroed, case, name))
     if (made := altered.otherwise(case)) is not None:
         yield PARAMETERS, made
     if (made := altered.shared(case)) is not None:
@@ -149,9 +157,16 @@ def _is_stale(check: Judge, first: Bits, case: Case, *, parameters: bool) -> boo
     return not any(kind == "value" for kind, _ in check.problems(*check.trial(case), again=True))
 
 
+def ties(check: Judge, case: Case) -> None:
+    """A long case with equal numbers, far apart."""
+    found = _wrong_value(check, kept.derived(case, TIES, partial(altered.tied, case)))
+    if found and not any(f.kind == "value" for f in check.report.findings):
+        check.report.findings.append(Finding("value", f"from {TIES}: {found}", check.line(case)))
+
+
 def laid_otherwise(check: Judge, case: Case, layout: str) -> None:
     """The case in arrays that lie otherwise in memory, after calls with arrays of these shapes that did not."""
-    for kind, text in check.problems(*check.trial(case), layout=layout):
+    for kind, text in check.problems(*check.trial(altered.laid(case, layout)), layout=layout):
         if kind != UNSUPPORTED and all(f.kind != kind for f in check.report.findings):
             check.report.findings.append(Finding(kind, text, check.line(case, layout)))
 

@@ -127,17 +127,23 @@ class Report:
     notes: list[str] = field(default_factory=list)
     #: cases for which the kernel raised NotImplementedError
     unsupported: int = 0
+    #: those of them that ``refuses=`` does not name
+    undeclared: int = 0
     #: of each case of given shape, how many of its results were compared
     sampled: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
     def verdict(self) -> str:
-        """ "fail" where anything is wrong; "blind" where most cases tell nothing, or nothing was tried; else "pass"."""
+        """ "fail" where anything is wrong; "blind" where most cases tell nothing or are not supported; else "pass"."""
         if self.findings:
             return "fail"
         told = sum(r.cases - r.empty for r in self.rows)
-        return "blind" if not told or 2 * sum(r.blind for r in self.rows) > told else "pass"
+        return "blind" if not told or self._takes_few or 2 * sum(r.blind for r in self.rows) > told else "pass"
+
+    @property
+    def _takes_few(self) -> bool:
+        return self.undeclared > sum(r.cases for r in self.rows)
 
     @property
     def ok(self) -> bool:
@@ -174,7 +180,8 @@ class Report:
         if self.unsupported:
             lines += [
                 "",
-                f"{self.unsupported} cases that the kernel does not support (NotImplementedError) were left out",
+                f"{self.unsupported} cases that the kernel does not support (NotImplementedError) were left out"
+                + "; shapes= names those that it is for" * self._takes_few,
             ]
         if self.sampled:
             lines += ["", "at given shapes, compared:", *(f"    {text}" for text in self.sampled)]

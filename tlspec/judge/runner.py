@@ -28,6 +28,8 @@ from tlspec.arrays import CANARY_BYTES, Arrays
 
 #: seconds that a thread which a call has started may take to end, and that a process waits for such threads in all
 THREAD_SECONDS, THREADS_SECONDS = 0.1, 2.0
+#: the layouts of a call's arrays, in turn, where they lie in different ways
+MIXED = ("", "transposed", "rows")
 #: what a kernel raises that refuses a case
 REFUSALS = (ValueError, RuntimeError, AssertionError)
 #: folders of installed packages and of Python itself
@@ -204,7 +206,9 @@ class Runner:
         for name, (dtype, x) in request.arrays.items():
             known = (n for n in arrays if request.shared and _equal(request.arrays[n], request.arrays[name]))
             other = next(known, None)
-            arrays[name] = arrays[other] if other else library.put(x, dtype, layout=request.layout)
+            layout = MIXED[len(arrays) % len(MIXED)] if request.layout == "mixed" else request.layout
+            layout = "" if layout == "expanded" and name in request.over.values() else layout
+            arrays[name] = arrays[other] if other else library.put(x, dtype, layout=layout)
         written, whole = {}, {}
         for name, dtype in request.written.items():
             written[name], whole[name] = library.guarded(request.results[name], dtype, request.garbage)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tlspec.bounds import call_named
 from tlspec.draw.cases import Case, build_case, cotangent_names, refused_by, shape_of
 from tlspec.draw.data import fill, generator
 from tlspec.draw.draws import Draw
@@ -71,17 +72,22 @@ def _resized(case: Case, values: Mapping[str, Any]) -> Case:
 
 
 def _wider_indices(case: Case, values: Mapping[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Indices into a first axis that has grown, drawn anew, as none of the old ones reaches its end."""
-    sig = case.op.signature
-    if not sig.buffers or sig.elementwise:
+    """Indices drawn anew where a length has grown, as none of the old ones reaches its end."""
+    op, draw, found = case.op, Draw(rng, 2**16), {}
+    names = [n.lstrip("*") for n in op.signature.dims]
+    if op.signature.elementwise or all(np.all(np.less_equal(values[n], case.values[n])) for n in names):
         return {}
-    limits = [next(iter(shape_of(sig.buffers[0], v)), 0) for v in (case.values, values)]
-    found = {}
-    for a in sig.inputs:
+    own = {} if op.drawing.draw is None else op.drawing.draw(draw)
+    for a in op.signature.inputs:
         x = case.inputs[a.name]
-        if a.kind in ("u32", "index") and not a.below and len(a.dims) == 1 and x is not None and limits[1] > limits[0]:
-            shape = shape_of(a, values)
-            found[a.name] = Draw(rng, 2**16).indices(math.prod(shape), limits[1]).reshape(shape)
+        if a.kind not in ("u32", "index") or x is None:
+            continue
+        shape, make = shape_of(a, values), own.get(a.name)
+        if callable(make):
+            found[a.name] = np.asarray(call_named(make, values), x.dtype).reshape(shape)
+        elif a.below or (op.signature.buffers and len(a.dims) == 1):
+            below = evaluate(a.below, values) if a.below else next(iter(shape_of(op.signature.buffers[0], values)), 0)
+            found[a.name] = draw.indices(math.prod(shape), int(below)).reshape(shape)
     return found
 
 

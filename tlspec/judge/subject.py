@@ -10,7 +10,7 @@ from tlspec import references, registry
 from tlspec.bounds import tree
 from tlspec.expressions import evaluate
 from tlspec.registry import Op
-from tlspec.signature import WHOLE, Signature
+from tlspec.signature import WHOLE, Array, Signature
 
 #: lengths by which the axes of a reference's results are recognised
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
@@ -42,7 +42,13 @@ def subject_of(op: str | Op | None, reference: Callable[..., Any] | None, inputs
     return Op(
         name=name, family="user", text=text, signature=replace(signature, inputs=own), reference=reference, bound=tree(lambda: 1),
         doc=reference.__doc__ or "", no_vjp="it is a reference of the user's own",
+        contract=registry.Contract(checks=tuple(_some_index(a) for a in own if a.below)),
     )  # fmt: skip
+
+
+def _some_index(a: Array) -> registry.Check:
+    """Where nothing is below the limit there are no indices."""
+    return registry.check(a.name, " or ".join([f"{a.below} > 0", *(f"{d} == 0" for d in a.dims if d[0] != "*")]))
 
 
 def _text_of(inputs: Mapping[str, Any]) -> str:
