@@ -54,14 +54,10 @@ def tied(case: Case) -> Case:
 
 
 def expanded(case: Case) -> Case:
-    """Inputs whose first axis holds one row again and again, and gradients of one number, as sums have them."""
-
-    def change(name: str, x: np.ndarray) -> np.ndarray:
-        if x.size == 0 or x.ndim == 0:
-            return x
-        return np.array(np.broadcast_to(x.flat[0] if name in case.cotangents else x[:1], x.shape), order="C")
-
-    return _mapped(case, change)
+    """Arrays whose first axis holds one row again and again."""
+    return _mapped(
+        case, lambda name, x: np.array(np.broadcast_to(x[:1], x.shape), order="C") if x.size and x.ndim else x
+    )
 
 
 def laid(case: Case, layout: str) -> Case:
