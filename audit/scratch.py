@@ -36,6 +36,16 @@ class Scratch:
             raise ValueError(f"{file} holds {old!r} {text.count(old)} times, expected once")
         path.write_text(text.replace(old, new), encoding="utf-8")
 
+    @contextmanager
+    def edited(self, file: str, old: str, new: str) -> Iterator[None]:
+        """The copy with an edit, which is undone at the end."""
+        text = (self.folder / file).read_text(encoding="utf-8")
+        self.edit(file, old, new)
+        try:
+            yield
+        finally:
+            (self.folder / file).write_text(text, encoding="utf-8")
+
     def make(self, *goals: str, jobs: int = 2) -> None:
         """Builds what changed. Raises BuildError."""
         make(*goals, *self.options, tree=self.folder, jobs=jobs)

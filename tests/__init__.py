@@ -16,6 +16,7 @@ import tlrt
 from tlrt.errors import LibraryNotFoundError, StaleLibraryError
 from tlrt.kernels import scale
 from tlspec.declarations import declarations
+from tlspec.registry import Op
 
 #: the repository's root
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +44,11 @@ def python_path(folder: str | Path = ROOT) -> str:
 def declared_functions() -> list[str]:
     """The names of the functions that the library's headers declare."""
     return re.findall(r"\b(torchlean_cuda_\w+)\(", declarations("".join(h.read_text() for h in HEADERS)))
+
+
+def path_seeds(row: Op, device: Any) -> range:
+    """The seeds of a row's paths, which are those of a GPU's kernels: all on a GPU, every third on the CPU."""
+    return range(0, len(row.drawing.paths), 1 if device.is_cuda else 3)
 
 
 @contextmanager

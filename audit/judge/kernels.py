@@ -170,8 +170,8 @@ class Native:
     options: Mapping[str, Any] = field(default_factory=dict)
     formats: tuple[str, ...] = ("float32", "bfloat16", "float16")
 
-    def judge(self, dtype: str, cases: int) -> Report:
-        sizes = {"small": cases, "medium": cases // 4, "edges": cases // 3, "large": 1}
+    def judge(self, dtype: str, cases: int, large: int = 1) -> Report:
+        sizes = {"small": cases, "medium": cases // 4, "edges": cases // 3, "large": large}
         return check(self.make(dtype), self.op, arguments=self.arguments, array=self.array, dtype=dtype, cases=sizes,
                      sensitive=False, isolate=False, **self.options)  # fmt: skip
 

@@ -10,7 +10,6 @@ import pytest
 
 from audit import faults
 from audit.environment import ROOT
-from audit.scratch import scratch
 from tests import DEVICES, python_path
 
 pytestmark = [
@@ -44,10 +43,8 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("file", "old", "new", "words"), PLANTED, ids=range(len(PLANTED)))
-def test_planted_defects_are_seen(tmp_path, file, old, new, words):
-    faults.build()
-    with scratch(tmp_path) as tree:
-        tree.edit(file, old, new)
+def test_planted_defects_are_seen(tree, file, old, new, words):
+    with tree.edited(file, old, new):
         environment = {k: v for k, v in os.environ.items() if k != "TORCHLEAN_CUDA_LIBRARY"}
         done = subprocess.run(
             [sys.executable, "-m", "audit", "faults", "--device", "cpu", "--every", "23", "--json", "out.json"],

@@ -40,8 +40,10 @@ def test_right_kernels_pass(kernel: tuple[str, str]) -> None:
     *(f"wrong where {where}" for where in LENGTHS), "wrong where channels are multiples of 8",
 ])  # fmt: skip
 def test_defects_are_caught(name: str) -> None:
-    for defect in (d for d in DEFECTS if d.name == name):
-        assert judged(defect.op, defect.which, defect.kernel, "float32", 18).verdict == "fail", defect.op
+    """In one operation of each choice of dimensions, from which the judge draws lengths; the campaign tries them all."""
+    own = {registry.get(d.op).signature.dims: d for d in DEFECTS if d.name == name}
+    for defect in own.values():
+        assert judged(defect.op, defect.which, defect.kernel, "float32", 9).verdict == "fail", defect.op
 
 
 def test_kernels_of_other_formats_compute_in_float32_and_round_once() -> None:
@@ -57,10 +59,11 @@ def test_kernels_of_other_formats_compute_in_float32_and_round_once() -> None:
 ])  # fmt: skip
 def test_kernels_in_c_pass_and_their_defects_are_caught(op: str, dtype: str) -> None:
     own = [k for k in compiled.kernels() if k.op == op]
-    assert [k.name for k in own][:1] == [""] and own[0].judge(dtype, 6).verdict == "pass"
+    large = int(op in ("add", "reduce_sum_axis1"))  # the campaign has a large case of each
+    assert [k.name for k in own][:1] == [""] and own[0].judge(dtype, 6, large).verdict == "pass"
     # of the others one, whose turn it is; the campaign tries them all
     wrong = own[1 + len(op) % (len(own) - 1)]
-    assert dtype not in wrong.formats or wrong.judge(dtype, 24).verdict == "fail", wrong.name
+    assert dtype not in wrong.formats or wrong.judge(dtype, 12, 0).verdict == "fail", wrong.name
 
 
 def test_every_kernel_in_triton_is_launched_by_a_function_of_its_name() -> None:
@@ -90,8 +93,8 @@ def test_the_page_quotes_the_evidence() -> None:
     assert (page.ROOT / page.PAGE).read_text("utf-8") == page.page(), "stale: run `python -m audit.judge.page`"
 
 
-@pytest.mark.parametrize("op", ["matmul", "var", "reduce_sum", "swap_adjacent_at_depth"])
-def test_kernels_that_compute_nothing_are_caught(op: str) -> None:
-    assert all(trivial.caught(registry.get(op), name) for name in trivial.KERNELS)
+def test_kernels_that_compute_nothing_are_caught() -> None:
+    for op in ("reduce_sum", "swap_adjacent_at_depth"):
+        assert all(trivial.caught(registry.get(op), name) for name in trivial.KERNELS), op
     right = registry.get("broadcast_vec_to_rows")
     assert {name for name in trivial.KERNELS if not trivial.caught(right, name)} == {"its first input"}

@@ -1,6 +1,7 @@
 """bench.ranks: hashes of runs on several ranks, and the run that goes on after one was killed."""
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,11 @@ from bench import ranks
 from tests.runtime.fake_nccl import build_fake_nccl
 from tlrt.verify.documents import read_document
 
-pytest.importorskip("sklearn")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn")
 
 
 def test_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["--only", "digits", "--ranks", "1,2", "--starters", "launch", "--steps", "4", "--parts", "weights"]
+    arguments = ["--only", "char_gpt", "--ranks", "1,2", "--starters", "launch", "--steps", "4", "--parts", "weights"]
     assert ranks.main([*arguments, "--json", str(tmp_path / "r.jsonl"), "--commit", "abc"]) == 0
     found = read_document(tmp_path / "r.jsonl")
     assert [(r["ranks"], r["note"]) for r in found["rows"]] == [
@@ -23,7 +24,7 @@ def test_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
     others = iter("abc")
     monkeypatch.setattr(ranks, "result_of", lambda *a: {"sha256": next(others), "ms": 1.0})
     assert ranks.main(arguments) == 1
-    assert "digits: different weights" in capsys.readouterr().out
+    assert "char_gpt: different weights" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")

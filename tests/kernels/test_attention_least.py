@@ -9,7 +9,7 @@ from tests import DEVICES
 from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.compare import compare
-from tlspec.draw.cases import build_case, generator
+from tlspec.draw.cases import Case, build_case, generator
 from tlspec.ops.attention import GROUPED_PATHS, LEAST
 
 pytestmark = pytest.mark.operations("grouped_attention", "flash_attention")
@@ -21,14 +21,19 @@ GEOMETRIES = [
 WAYS = ("product", "largest product", "sum", "mask", "rest of a mask")
 
 
-@pytest.fixture(scope="module", params=["fast", "reproducible"])
-def math(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture(scope="module", params=DEVICES)
-def runtime(request: pytest.FixtureRequest, math: str) -> Runtime:
-    return Runtime(request.param, math=math)
+def runtimes(request: pytest.FixtureRequest) -> list[Runtime]:
+    """A device in both modes."""
+    return [Runtime(request.param, math=math) for math in ("fast", "reproducible")]
+
+
+def demand(runtimes: list[Runtime], case: Case, twin: Case) -> None:
+    """The last result of a case is within the bound of the last of its twin."""
+    wanted, tolerance = twin.expected.outputs[-1], twin.expected.tolerances[-1]
+    assert np.isfinite(tolerance).all()
+    for runtime in runtimes:
+        result = compare(runtime.run(case)[-1], wanted, tolerance)
+        assert result.ok, result.explain()
 
 
 def arrays(geometry: dict[str, Any], way: str, draw: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -54,23 +59,20 @@ def arrays(geometry: dict[str, Any], way: str, draw: np.random.Generator) -> tup
 @pytest.mark.parametrize("which", ["forward", "vjp"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("geometry", range(len(GEOMETRIES)))
-def test_rows_of_equal_scores_have_equal_weights(runtime: Runtime, geometry: int, way: str, which: str) -> None:
+def test_rows_of_equal_scores_have_equal_weights(runtimes: list[Runtime], geometry: int, way: str, which: str) -> None:
     """However large the scores are: results, and gradients of the values, are within the bound of scores of 0."""
     sizes = {**GEOMETRIES[geometry], "mask_mode": 2, "mask_queries": GEOMETRIES[geometry]["queries"], "scale": 1.0}
     del sizes["mask"]
     row, found = registry.get("grouped_attention"), []
     for inputs in arrays(GEOMETRIES[geometry], way, generator("least", geometry, way)):
         found.append(build_case(row, sizes, inputs, generator("cotangents", geometry), which=which))
-    case, twin = found
-    got, wanted = runtime.run(case)[-1], twin.expected
-    result = compare(got, wanted.outputs[-1], wanted.tolerances[-1])
-    assert np.isfinite(wanted.tolerances[-1]).all() and result.ok, result.explain()
+    demand(runtimes, *found)
 
 
 @pytest.mark.parametrize("way", ["product", "largest product"])
 @pytest.mark.parametrize(("n", "d"), [(3, 1), (4, 16), (33, 40), (96, 80), (130, 200), (600, 64)], ids=str)
 @pytest.mark.parametrize("mode", range(4))
-def test_so_have_those_of_flash_attention(runtime: Runtime, mode: int, n: int, d: int, way: str) -> None:
+def test_so_have_those_of_flash_attention(runtimes: list[Runtime], mode: int, n: int, d: int, way: str) -> None:
     """With each mode of its mask; a row that is blocked entirely is zeros, or in mode 1 the mean as well."""
     draw = generator("least", n, d, way)
     q, k = np.zeros((1, n, d), np.float32), np.zeros((1, n, d), np.float32)
@@ -80,6 +82,6 @@ def test_so_have_those_of_flash_attention(runtime: Runtime, mode: int, n: int, d
         mask[...] = draw.random((1, n, 1)) < 0.8
     values, row = {"batch": 1, "n": n, "d": d, "mask_mode": mode, "scale": 1.0}, registry.get("flash_attention")
     v = draw.standard_normal((1, n, d), np.float32)
-    case, twin = (build_case(row, values, {"Q": q * by, "K": k * by, "V": v, "mask": mask}, draw) for by in (1, 0))
-    result = compare(runtime.run(case)[0], twin.expected.outputs[0], twin.expected.tolerances[0])
-    assert result.ok, result.explain()
+    demand(
+        runtimes, *(build_case(row, values, {"Q": q * by, "K": k * by, "V": v, "mask": mask}, draw) for by in (1, 0))
+    )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tlrt
-from tests import DEVICES
+from tests import DEVICES, path_seeds
 from tests.kernels.test_errors import has_kernel
 from tlrt import kernels
 from tlrt.verify.run import Runtime
@@ -70,7 +70,7 @@ def test_kernels_do_not_ask_for_more_than_16_bytes(entry: tuple[Op, str], dev: t
 @pytest.mark.only(where=lambda row, which: row.drawing.paths and has_kernel(row, which))
 def test_nor_do_their_paths(entry: tuple[Op, str], dev: tlrt.Device) -> None:
     row, which = entry
-    for seed in range(len(row.drawing.paths)):
+    for seed in path_seeds(row, dev):
         check(draw_case(row, seed, "normal", PATH, which), dev)
 
 

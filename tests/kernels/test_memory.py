@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tlrt
+from tests import path_seeds
 from tests.kernels.test_errors import has_kernel
 from tests.kernels.test_far_paths import FAR
 from tlrt import errors, kernels
@@ -55,7 +56,7 @@ def test_scratch_that_does_not_fit(entry: tuple[Op, str], dev: tlrt.Device) -> N
 @pytest.mark.only(where=lambda row, which: row.drawing.paths and has_kernel(row, which))
 def test_scratch_of_a_path_does_not_fit(entry: tuple[Op, str], dev: tlrt.Device) -> None:
     row, which = entry
-    for seed in range(len(row.drawing.paths)):
+    for seed in path_seeds(row, dev):
         grow(draw_case(row, seed, "normal", PATH, which), dev)
 
 

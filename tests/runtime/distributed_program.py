@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def batch(step: int, shard: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.integers(0, WORDS, (size, LENGTH)), rng.integers(0, WORDS, (size, LENGTH))
 
 
-def main() -> None:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--device", default="cpu")
@@ -48,18 +49,13 @@ def main() -> None:
     parser.add_argument("--groups", action="store_true")
     parser.add_argument("--transport")
     parser.add_argument("--bucket", type=int, default=1 << 20)
-    given = parser.parse_args()
-    faulty = any(os.environ.get(name) == "1" for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
-    if faulty and given.fault == "absent":
-        sys.exit(0)
-    if faulty and given.fault == "version":
-        tlrt.__version__ = "9.9.9"
-    # a busy machine may start one rank long after another
-    join_timeout = given.timeout if given.fault == "absent" else 60.0
-    with (
-        distributed.join(timeout=given.timeout, join_timeout=join_timeout, transport=given.transport) as group,
-        tlrt.Session(group.device(given.device), math=given.math, seed=5 + (faulty and given.fault == "seed")) as s,
-    ):
+    return parser.parse_args(words)
+
+
+def train(group: distributed.Group, given: argparse.Namespace) -> str:
+    """What is printed of the weights."""
+    faulty = group.rank == 1
+    with tlrt.Session(group.device(given.device), math=given.math, seed=5 + (faulty and given.fault == "seed")) as s:
         net = Net(s)
         if faulty and given.fault == "weights":
             net.words.weight.set(net.words.weight.numpy() + 1)
@@ -90,7 +86,20 @@ def main() -> None:
             if given.save and training.steps % given.every == 0:
                 training.save(given.save, {"loss": loss})
         digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in s.parameters.values()))
-        print(f"weights {digest.hexdigest()} loss {loss.hex()}")
+        return f"weights {digest.hexdigest()} loss {loss.hex()}"
+
+
+def main() -> None:
+    given = arguments()
+    faulty = any(os.environ.get(name) == "1" for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
+    if faulty and given.fault == "absent":
+        sys.exit(0)
+    if faulty and given.fault == "version":
+        tlrt.__version__ = "9.9.9"
+    # a busy machine may start one rank long after another
+    join_timeout = given.timeout if given.fault == "absent" else 60.0
+    with distributed.join(timeout=given.timeout, join_timeout=join_timeout, transport=given.transport) as group:
+        print(train(group, given))
 
 
 if __name__ == "__main__":

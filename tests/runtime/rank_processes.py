@@ -1,5 +1,6 @@
 """Runs tests/runtime/distributed_program.py as several processes."""
 
+import functools
 import os
 import re
 import shutil
@@ -13,10 +14,6 @@ from tests import ROOT, python_path
 
 PROGRAM = str(ROOT / "tests/runtime/distributed_program.py")
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-STARTERS = [
-    "launch",
-    pytest.param("mpirun", marks=pytest.mark.skipif(MPIRUN is None, reason="no mpirun")),
-]
 
 
 def run(
@@ -40,6 +37,12 @@ def weights(found: subprocess.CompletedProcess[str], ranks: int = 1) -> str:
     lines = re.findall(r"weights \w{64} loss \S+p\+\d+", found.stdout)
     assert len(lines) == ranks and len(set(lines)) == 1, found.stdout
     return lines[0]
+
+
+@functools.cache
+def weights_alone(*options: str) -> str:
+    """What one rank prints."""
+    return weights(run("launch", 1, *options))
 
 
 #: by the fault of the program, what every rank that still runs says

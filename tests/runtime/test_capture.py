@@ -13,6 +13,7 @@ from numpy.testing import assert_raises
 import tlrt
 from tests import unchanged_memory
 from tests.runtime.acted_graphs import act_graphs
+from tests.runtime.steps import Halving
 from tlrt import AnyBuffer, Session, checkpoint, kernels, nn, optim
 from tlrt.errors import ReleasedError
 
@@ -185,13 +186,16 @@ def arrays(name: str, draw: np.random.Generator) -> tuple[Any, ...]:
 PROGRAMS = {"mlp": mlp, "convnet": convnet, "gpt": gpt, "unlike": unlike}
 
 
-@pytest.mark.parametrize("acted", [False, True], ids=["", "acted graphs"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_captured_steps_equal_eager_ones(
-    twins: Any, dev: tlrt.Device, name: str, acted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if acted:
+@pytest.fixture(params=[False, True], ids=["", "acted graphs"])
+def acted(request: pytest.FixtureRequest, dev: tlrt.Device, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the device acts as if it made graphs."""
+    if request.param:
         act_graphs(dev, monkeypatch)
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_captured_steps_equal_eager_ones(twins: Any, dev: tlrt.Device, name: str, acted: bool, tmp_path: Path) -> None:
     eager, captured = twins(PROGRAMS[name])
     draw = np.random.default_rng(3)
     for k in range(STEPS):
@@ -227,24 +231,10 @@ def test_eager_steps_between_replays(twins: Any, name: str, tmp_path: Path) -> N
     require_equal(eager, captured, tmp_path)
 
 
-class Fading(optim.Optimizer):
-    """An optimiser of the user's own, whose numbers come from Python at each step."""
-
-    hyper = ("lr",)
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters)
-        self.lr = lr
-
-    def _update(self, packed: Any, gradients: Any) -> None:
-        for p, g in zip(packed["p"], gradients, strict=True):
-            self.kernels.axpy(p, g, -self.lr / (1 + self.steps), out=p)
-
-
 def test_an_optimiser_of_ones_own(twins: Any, tmp_path: Path) -> None:
     def build(s: Session) -> tuple[Any, Step]:
         layer = nn.Linear(s, 7, 3, name="layer")
-        optimizer = Fading(layer.parameters(), lr=0.5)
+        optimizer = Halving(layer.parameters(), lr=0.5)
 
         def step(x: Any, y: Any) -> Any:
             loss = s.mse_loss(layer(s.const(x)), s.const(y))
@@ -347,13 +337,8 @@ def test_results_outlive_reset_and_take_part(dev: tlrt.Device) -> None:
         assert s.relu(y).numpy().tolist() == [1.0, 2.0] and y.reduce_sum().item() == 3.0
 
 
-@pytest.mark.parametrize("acted", [False, True], ids=["", "acted graphs"])
-def test_arrays_of_the_function_are_read_at_the_capture(
-    dev: tlrt.Device, acted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arrays_of_the_function_are_read_at_the_capture(dev: tlrt.Device, acted: bool) -> None:
     """Who writes over them later changes no replay, which uploads what the step writes over and nothing else."""
-    if acted:
-        act_graphs(dev, monkeypatch)
     start, places = np.arange(6, dtype=np.float32), np.array([2, 0], np.uint32)
     with Session(dev) as s:
 
@@ -372,13 +357,8 @@ def test_arrays_of_the_function_are_read_at_the_capture(
         assert (captured.calls, captured.graphs) == ((4, 1) if dev.is_cuda else (8, 0))
 
 
-@pytest.mark.parametrize("acted", [False, True], ids=["", "acted graphs"])
-def test_an_update_is_in_the_graph_while_its_settings_stay(
-    dev: tlrt.Device, acted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_is_in_the_graph_while_its_settings_stay(dev: tlrt.Device, acted: bool) -> None:
     """One launch is the step, argument and update within; another rate takes the update out, and both count steps alike."""
-    if acted:
-        act_graphs(dev, monkeypatch)
     with Session(dev) as s:
         w = s.param([2.0, 4.0], "w")
         optimizer = optim.SGD([w], lr=0.5)

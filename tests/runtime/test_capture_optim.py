@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_raises_regex
 
 import tlrt
-from tests.runtime.steps import minimise_square
+from tests.runtime.steps import Halving, minimise_square
 from tlrt import AnyBuffer, Session, kernels, optim
 from tlrt.errors import ArgumentError, CaptureError
 
@@ -113,15 +113,10 @@ def test_replays_read_hyperparameters_anew(dev: tlrt.Device, kind: Any, data: st
     assert run(True) == run(False)
 
 
-class Assigning(optim.Optimizer):
+class Assigning(Halving):
     """An optimiser that makes new buffers at each step, and keeps the norm of the gradient."""
 
-    hyper = ("lr",)
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters)
-        self.lr = lr
-        self.norm: Any = None
+    norm: Any = None
 
     def _update(self, packed: Any, gradients: Any) -> None:
         self.norm = self.kernels.global_norm(gradients)

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import tlrt
-from tests.runtime.rank_processes import MPIRUN, STARTERS, WRONG, find_error, run, weights
+from tests.runtime import distributed_program
+from tests.runtime.rank_processes import MPIRUN, WRONG, find_error, run, weights, weights_alone
 from tests.runtime.thread_group import run_ranks
 from tlrt import checkpoint, distributed, optim
 from tlrt.distributed import buckets, launch, tree
@@ -96,27 +97,20 @@ def test_parts_are_balanced_and_not_empty() -> None:
 # ---- training
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[tuple[str, ...], str]:
-    """What one rank prints."""
-    return {options: weights(run("launch", 1, *options)) for options in ((), ("--groups",), ("--math", "fast"))}
-
-
-@pytest.mark.parametrize("starter", STARTERS)
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun")
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_weights_do_not_depend_on_the_number_of_ranks(starter: str, ranks: int, alone: Any) -> None:
-    assert weights(run(starter, ranks), ranks) == alone[()]
+def test_weights_do_not_depend_on_the_number_of_ranks_that_mpi_starts(ranks: int) -> None:
+    assert weights(run("mpirun", ranks), ranks) == weights_alone()
 
 
-@pytest.mark.parametrize("options", [("--groups",), ("--math", "fast")])
-def test_so_with_groups_of_parameters_and_in_the_fast_mode(options: tuple[str, ...], alone: Any) -> None:
-    assert alone[options] != alone[()]
-    assert weights(run("launch", 2, *options), 2) == alone[options]
+def test_so_in_the_fast_mode() -> None:
+    assert weights_alone("--math", "fast") != weights_alone()
+    assert weights(run("launch", 2, "--math", "fast"), 2) == weights_alone("--math", "fast")
 
 
 @pytest.mark.cuda
-def test_weights_are_those_of_a_gpu(alone: Any) -> None:
-    assert weights(run("launch", 1, "--device", "cuda")) == alone[()]
+def test_weights_are_those_of_a_gpu() -> None:
+    assert weights(run("launch", 1, "--device", "cuda")) == weights_alone()
 
 
 def test_a_group_of_one_is_gradient_accumulation() -> None:
@@ -254,22 +248,22 @@ def test_a_parameter_that_no_shard_reaches_stays() -> None:
 # ---- checkpoints
 
 
-def test_a_run_that_was_killed_goes_on_with_another_number_of_ranks(tmp_path: Path, alone: Any) -> None:
+def test_a_run_that_was_killed_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     path = tmp_path / "c.safetensors"
     found = run("launch", 2, "--save", str(path), "--every", "2", "--fault", "kill")
     assert found.returncode == 128 + 9
-    assert weights(run("launch", 1, "--load", str(path))) == alone[()]
-    assert weights(run("launch", 4, "--load", str(path)), 4) == alone[()]
+    assert weights(run("launch", 1, "--load", str(path))) == weights_alone()
+    assert weights(run("launch", 4, "--load", str(path)), 4) == weights_alone()
 
 
 @pytest.mark.parametrize("options", [(), ("--groups",)])
-def test_files_do_not_depend_on_the_number_of_ranks(options: tuple[str, ...], tmp_path: Path) -> None:
-    digests = set()
+def test_weights_and_files_do_not_depend_on_the_number_of_ranks(options: tuple[str, ...], tmp_path: Path) -> None:
+    found = set()
     for ranks in (1, 2, 4):
         path = tmp_path / f"{ranks}.safetensors"
-        weights(run("launch", ranks, "--save", str(path), *options), ranks)
-        digests.add(hashlib.sha256(path.read_bytes()).hexdigest())
-    assert len(digests) == 1
+        line = weights(run("launch", ranks, "--save", str(path), *options), ranks)
+        found.add((line, hashlib.sha256(path.read_bytes()).hexdigest()))
+    assert len(found) == 1 and (found.pop()[0] == weights_alone()) is (not options)
 
 
 def test_a_file_is_an_ordinary_checkpoint_and_is_held_to_its_shards(tmp_path: Path) -> None:
@@ -328,13 +322,25 @@ def test_ranks_that_read_different_files_say_so(tmp_path: Path) -> None:
 # ---- faults
 
 
-@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize("fault", ["batch", "shards", "weights", "rate", "seed"])
+def test_every_rank_says_what_differs(fault: str, tmp_path: Path) -> None:
+    given = distributed_program.arguments(["--fault", fault, "--save", str(tmp_path / "c"), "--every", "1"])
+
+    def work(group: distributed.Group) -> str:
+        with pytest.raises(distributed.GroupError) as found:
+            distributed_program.train(group, given)
+        return str(found.value)
+
+    assert all(WRONG[fault] in text for text in run_ranks(4, work))
+
+
+@pytest.mark.parametrize("fault", ["error", "batch", "version", "kill", "absent", "silent"])
 def test_every_rank_says_what_is_wrong(fault: str, tmp_path: Path) -> None:
     path = tmp_path / "c.safetensors"
     start = time.monotonic()
     found = run("launch", 4, "--fault", fault, "--timeout", "2", "--save", str(path), "--every", "1")
     assert found.returncode != 0 and time.monotonic() - start < 25
-    others = [0, 2, 3] if fault in ("error", "kill", "absent", "silent") else [0, 1, 2, 3]
+    others = [0, 1, 2, 3] if fault in ("batch", "version") else [0, 2, 3]
     for rank in others:
         assert find_error(found, rank, WRONG[fault]), found.stdout
     assert [p.name for p in tmp_path.iterdir()] in ([], [path.name])

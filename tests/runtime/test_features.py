@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 import tlrt
+from tests.runtime.steps import Halving
 from tlrt import _foreign, checkpoint, errors, optim
 from tlrt.spec import SpecDevice
 
@@ -37,20 +38,6 @@ MATH = st.sampled_from(["fast", "reproducible"])
 
 def has(library: str) -> bool:
     return importlib.util.find_spec(library) is not None
-
-
-class Halving(optim.Optimizer):
-    """An optimiser of one's own, whose numbers come from Python at each step."""
-
-    hyper = ("lr",)
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters)
-        self.lr = lr
-
-    def _update(self, packed: Any, gradients: Any) -> None:
-        for p, g in zip(packed["p"], gradients, strict=True):
-            self.kernels.axpy(p, g, -self.lr / 2 ** (self.steps % 2), out=p)
 
 
 OPTIMISERS: dict[str, Callable[[Any, float], optim.Optimizer]] = {

@@ -84,13 +84,13 @@ def test_groups_are_optimisers_side_by_side(device, case, captured, tmp_path):
     assert whole.bits() != Grouped(device, case, True).bits()
 
 
-@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("frozen", list(itertools.product((False, True), repeat=4))[:-1], ids=str)
 @pytest.mark.parametrize("case", GROUPS)
-def test_any_of_the_parameters_may_be_frozen(device, case, frozen, captured):
-    """The others go on as each would alone, and the frozen ones stay."""
+def test_any_of_the_parameters_may_be_frozen(device, case, frozen):
+    """The others go on as each would alone, and the frozen ones stay; in every other case with captured steps."""
     kind, own, written = GROUPS[case]
+    captured = (sum(k * still for k, still in enumerate(frozen)) + list(GROUPS).index(case)) % 2
     with Session(device) as s:
         whole, alone = ([s.param(START * (i + 1), f"{name}{i}") for i in range(4)] for name in ("whole", "alone"))
         trained = [kind([p], **{"lr": 0.1, **(own if i > 1 else {})}) for i, p in enumerate(alone)]

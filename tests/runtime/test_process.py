@@ -172,18 +172,24 @@ print("child", status)
     assert (done.stdout, done.stderr) == ("child 0\n", "")
 
 
+def require_fork(python, code):
+    """Runs a program that forks into `child`, which has to end with status 0."""
+    begin = "import os, signal, sys, threading, tlrt\nbegun, over = threading.Event(), threading.Event()\n"
+    done = python(f'{begin}{code}print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))')
+    assert done.stdout == "child 0\n", done.stderr
+
+
 @pytest.mark.parametrize("work", ["device('cpu')", "device('cpu').buffer([1])"])
 def test_fork_while_another_thread_begins(python, work):
     """It stops at the library's search, or at an import of NumPy's if there is one, until the process is about to fork."""
     code = f"""
-import os, signal, sys, threading
 from tlrt._binding import library
 from tlrt.context import device
-begun, forking, find = threading.Event(), threading.Event(), library._find
+find = library._find
 
 def stop():
     begun.set()
-    forking.wait()
+    over.wait()
 
 class Finder:
     def find_spec(name, path=None, target=None):
@@ -193,17 +199,15 @@ if "buffer" in {work!r}:
     sys.meta_path.insert(0, Finder)
 else:
     library._find = lambda: stop() or find()
-os.register_at_fork(before=forking.set)
+os.register_at_fork(before=over.set)
 threading.Thread(target=lambda: ({work}, begun.set())).start()
 begun.wait()
 child = os.fork()
 if child == 0:
     signal.alarm(20)
     os._exit(int(device("cpu").buffer([1, 2]).numpy().tolist() != [1, 2]))
-print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = python(code)
-    assert done.stdout == "child 0\n", done.stderr
+    require_fork(python, code)
 
 
 @pytest.mark.parametrize(
@@ -213,20 +217,17 @@ print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_fork_during_an_import(python, module, work):
     """The import stops until the process is about to fork, which waits for its end."""
     code = f"""
-import os, signal, sys, threading
-import tlrt
 from tlspec.registry import ops
 s = tlrt.Session("cpu") if "capture" in {work!r} else None
-begun, forking = threading.Event(), threading.Event()
 
 class Finder:
     def find_spec(name, path=None, target=None):
         if name == {module!r}:
             begun.set()
-            forking.wait()
+            over.wait()
 
 sys.meta_path.insert(0, Finder)
-os.register_at_fork(before=forking.set)
+os.register_at_fork(before=over.set)
 thread = threading.Thread(target=lambda: {work})
 thread.start()
 begun.wait()
@@ -235,19 +236,15 @@ if child == 0:
     signal.alarm(20)
     {work}
     os._exit(0)
-print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = python(code)
-    assert done.stdout == "child 0\n", done.stderr
+    require_fork(python, code)
 
 
 def test_fork_while_another_thread_captures(python):
     """The child has no such thread, so nothing is recorded there, and no lock is taken."""
     code = """
-import os, signal, threading, tlrt
 from tlrt._capture import record
 s, t = tlrt.Session("cpu"), tlrt.Session("cpu")
-begun, over = threading.Event(), threading.Event()
 
 def step(x):
     begun.set()
@@ -264,21 +261,18 @@ if child == 0:
     os._exit(int(y != 9 or s.device._observers != () or record._recorders != {}))
 over.set()
 thread.join()
-print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = python(code)
-    assert done.stdout == "child 0\n", done.stderr
+    require_fork(python, code)
 
 
 def test_fork_while_another_thread_steps(python):
     """The child can go on from the state before the other thread's update."""
     code = """
-import os, signal, threading, tlrt
 s = tlrt.Session("cpu")
 w = s.param([3.0], "w")
 optimizer = tlrt.optim.SGD([w], lr=0.5)
 s.backward(s.square(w))
-begun, over, update = threading.Event(), threading.Event(), optimizer._update
+update = optimizer._update
 
 def paused(*arguments):
     begun.set()
@@ -296,10 +290,8 @@ if child == 0:
     os._exit(int(w.value.tolist() != [0.0] or optimizer.steps != 1))
 over.set()
 thread.join()
-print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = python(code)
-    assert done.stdout == "child 0\n", done.stderr
+    require_fork(python, code)
 
 
 @pytest.mark.cuda

@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.torch_cases import drawn
-
-torch = pytest.importorskip("torch")
-mode = pytest.importorskip("tlrt.torch.mode")
+from tests.runtime.torch_cases import drawn, mode, torch
 
 
 def calls(report: Any) -> int:

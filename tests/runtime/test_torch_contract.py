@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from tests import DEVICES
-from tests.runtime.torch_cases import ROUNDINGS, check_route, derivatives, drawn
+from tests.runtime.torch_cases import ROUNDINGS, check_route, derivatives, drawn, mode, torch
 
-torch = pytest.importorskip("torch")
-mode = pytest.importorskip("tlrt.torch.mode")
 routes = pytest.importorskip("tlrt.torch.routes.base")
 in_boxes = pytest.importorskip("tlrt.torch.routes.boxes")
 nn, F = torch.nn, torch.nn.functional

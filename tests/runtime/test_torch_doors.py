@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.torch_cases import drawn
+from tests.runtime.torch_cases import drawn, mode, torch
 
-torch = pytest.importorskip("torch")
-mode = pytest.importorskip("tlrt.torch.mode")
 determined = pytest.importorskip("tlrt.torch.routes.determined")
 nn, F = torch.nn, torch.nn.functional
 aten = torch.ops.aten

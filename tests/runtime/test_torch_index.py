@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.torch_cases import check_route, drawn
+from tests.runtime.torch_cases import check_route, drawn, mode, torch
 
-torch = pytest.importorskip("torch")
-mode = pytest.importorskip("tlrt.torch.mode")
 F = torch.nn.functional
 aten = torch.ops.aten
 

@@ -7,18 +7,9 @@ import numpy as np
 import pytest
 
 from tests import DEVICES
+from tests.runtime.torch_cases import drawn, mode, place, torch
 
-torch = pytest.importorskip("torch")
-mode = pytest.importorskip("tlrt.torch.mode")
 nn, F = torch.nn, torch.nn.functional
-
-
-def place(device: str) -> str:
-    return "cpu" if device == "cpu" else "cuda:0"
-
-
-def drawn(seed: int, *shape: int) -> Any:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
 def near(mine: Any, exact: Any, roundings: float, least: float = 0.0) -> None:

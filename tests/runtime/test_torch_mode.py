@@ -8,23 +8,14 @@ import numpy as np
 import pytest
 
 from tests import DEVICES, ROOT
+from tests.runtime.torch_cases import drawn, mode, place, torch
 from tlrt._binding.library import load
 from tlrt.errors import UnavailableError
 from tlrt.verify.run import cpu_settings, cpu_variants
 
-torch = pytest.importorskip("torch")
-mode = pytest.importorskip("tlrt.torch.mode")
 routes = pytest.importorskip("tlrt.torch.routes")
 nn, F = torch.nn, torch.nn.functional
 aten = torch.ops.aten
-
-
-def place(device: str) -> str:
-    return "cpu" if device == "cpu" else "cuda:0"
-
-
-def drawn(seed: int, *shape: int) -> Any:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
 class Net(nn.Module):

@@ -6,15 +6,13 @@ import itertools
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests import DEVICES
+from tests.runtime.torch_cases import drawn, mode, place, torch
 
-torch = pytest.importorskip("torch")
-mode = pytest.importorskip("tlrt.torch.mode")
 nn = torch.nn
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -32,14 +30,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 #: PyTorch's two forms are not the same sums
 OTHER_ORDER = {"ASGD"}
-
-
-def place(device: str) -> str:
-    return "cpu" if device == "cpu" else "cuda:0"
-
-
-def drawn(seed: int, *shape: int) -> Any:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
 def trained(

@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.torch_cases import ROUNDINGS, drawn
+from tests.runtime.torch_cases import ROUNDINGS, drawn, mode, torch
 from tlspec.drawn import generator
-
-torch = pytest.importorskip("torch")
-mode = pytest.importorskip("tlrt.torch.mode")
 
 FLAG = (False, True)
 X, Y, WORDS, IMAGE = drawn(1, 6, 5), drawn(2, 6, 5), torch.tensor([1, 1, 5, 2, 0, 5, 1, 6]), drawn(5, 2, 4, 7, 6)

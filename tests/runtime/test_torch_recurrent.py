@@ -4,13 +4,11 @@ on no batch."""
 import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests import DEVICES
+from tests.runtime.torch_cases import drawn, mode, place, torch
 
-torch = pytest.importorskip("torch")
-mode = pytest.importorskip("tlrt.torch.mode")
 nn = torch.nn
 
 KINDS: dict[str, Any] = {
@@ -24,14 +22,6 @@ KINDS: dict[str, Any] = {
     "RNN": (nn.RNN, {"num_layers": 2}),
     "RNN of relu": (nn.RNN, {"nonlinearity": "relu", "bidirectional": True}),
 }
-
-
-def place(device: str) -> str:
-    return "cpu" if device == "cpu" else "cuda:0"
-
-
-def drawn(seed: int, *shape: int) -> Any:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
 def made(kind: str, device: str = "cpu") -> Any:

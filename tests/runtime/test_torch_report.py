@@ -6,15 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.runtime.torch_cases import drawn, mode, torch
 from tlrt.errors import UnavailableError
 
-torch = pytest.importorskip("torch")
-mode = pytest.importorskip("tlrt.torch.mode")
 nn, F = torch.nn, torch.nn.functional
-
-
-def drawn(seed: int, *shape: int) -> Any:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
 def model(dtype: Any = torch.float32) -> Any:

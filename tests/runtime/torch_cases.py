@@ -12,6 +12,10 @@ mode = pytest.importorskip("tlrt.torch.mode")
 ROUNDINGS = 64
 
 
+def place(device: str) -> str:
+    return "cpu" if device == "cpu" else "cuda:0"
+
+
 def drawn(seed: int, *shape: int) -> Any:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32))
 

@@ -115,7 +115,7 @@ def test_zeros_copies_and_stale_results_are_caught() -> None:
     ("reduce_sum", lambda x: x[: x.size % 2**16].sum(keepdims=True), ":integers:large"),
 ])  # fmt: skip
 def test_sizes_that_draws_seldom_have(op: str, kernel: Callable[..., Any], where: str) -> None:
-    report = check(kernel, op)
+    report = check(kernel, op, **({} if where.endswith("large") else SMALL))
     address = next(f.repeat for f in report.findings if where in f.repeat).split("case=")[1].strip(")'\"")
     assert check(kernel, op, case=address).verdict == "fail"
 
@@ -406,14 +406,16 @@ def test_a_kernel_that_ends_the_process_does_not_pass(tmp_path: Path, ending: st
 ])  # fmt: skip
 def test_a_result_with_an_axis_more_fails(operation: str, kernel: Callable[..., np.ndarray]) -> None:
     """Wherever it is, and also where all axes are of length 1; a number stands for a result of one element."""
-    same = check(kernel, operation, data="normal", cases=4)
+    few: dict[str, Any] = {"data": "normal", "cases": {"small": 4}, "sensitive": False, "repeats": 50}
+    same = check(kernel, operation, **few)
     assert same.ok, same
     for axis in range(len(registry.get(operation).signature.outputs[0].dims) + 1):
-        more = check(lambda *a, axis=axis: np.expand_dims(kernel(*a), axis), operation, arguments=ORDER[operation], data="normal",
-                     cases=4)  # fmt: skip
+        more = check(
+            lambda *a, axis=axis: np.expand_dims(kernel(*a), axis), operation, arguments=ORDER[operation], **few
+        )
         assert not more.ok and "a result of shape" in str(more)
     if operation == "reduce_sum":
-        assert check(lambda x: x.sum(), operation, data="normal", cases=4).ok
+        assert check(lambda x: x.sum(), operation, **few).ok
 
 
 def test_the_command_lists_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
@@ -532,17 +534,16 @@ def test_the_plugin(tmp_path: Path) -> None:
             [*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         ).stdout
 
-    found = run("-k", "right or gradient")
+    def named(found: str) -> list[str]:
+        return [line.split()[0] for line in found.splitlines() if "::" in line]
+
+    found = run("-v", "-v", "-k", "right or gradient")
     assert "18 passed" in found
-
-    def collected(*options: str) -> list[str]:
-        return [line for line in run("-k", "right", "--collect-only", *options).splitlines() if "::" in line]
-
-    assert collected() == collected() != collected("--tlspec-seed", "7")
-    found = run("-k", "wrong", "--tlspec-repro", "2:normal:small")
-    assert "1 failed" in found
+    again, others = (run("-k", "right or gradient", "--collect-only", *o) for o in ((), ("--tlspec-seed", "7")))
+    assert named(found) == named(again) != named(others)
+    found = run("-k", "wrong or drawn", "--tlspec-repro", "2:normal:small", "-p", "_hypothesis_pytestplugin")
+    assert "2 failed" in found
     assert "repeat: pytest --tlspec-repro='2:normal:small'" in found
-    found = run("-k", "drawn", "-p", "_hypothesis_pytestplugin")
     assert "rows=1, cols=4'" in found, found
 
 
@@ -627,7 +628,7 @@ def test_a_sum_is_rounded_where_it_is_kept() -> None:
 @pytest.mark.parametrize("name", ["tf32", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_products_of_rounded_operands_pass_where_that_is_declared(name: str) -> None:
     low = through(np.matmul, lambda x: FORMATS[name].round(x).astype(np.float32))
-    options: dict[str, Any] = {"data": ["uniform", "normal"], "empty": False} | SMALL
+    options: dict[str, Any] = {**SMALL, "data": ["uniform", "normal"], "empty": False, "cases": {"small": 12}}
     assert check(low, "matmul", **options).verdict == "fail"
     declared = check(low, "matmul", products=name, **options)
     assert declared.ok, declared

@@ -12,6 +12,8 @@ from tlspec.judge.formulas import conv2d_by_fft, strassen
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 EPS = np.float32(1e-6)
+#: the default cases but for the large one
+SMALL = {"small": 24, "medium": 6, "edges": 8}
 
 
 def judged(kernel: Callable[..., Any], op: str | None = None, **options: Any) -> Report:
@@ -19,6 +21,8 @@ def judged(kernel: Callable[..., Any], op: str | None = None, **options: Any) ->
         "cases": {"small": 12, "medium": 1, "edges": 1, "large": 0},
         "empty": False,
         "sensitive": False,
+        "repeats": 50,
+        "isolate": False,
     }
     return check(kernel, op, **{**usual, **options})
 
@@ -108,10 +112,10 @@ def test_layouts_and_refusals() -> None:
             raise ValueError("too wide, or empty")
         return x.sum(axis=1)
 
-    report = judged(narrow, "reduce_sum_axis1", refuses=["empty", "cols > 20"], empty=True, cases=24)
+    report = judged(narrow, "reduce_sum_axis1", refuses=["empty", "cols > 20"], empty=True, cases=SMALL)
     assert report.ok and report.unsupported > 0
     for refuses in (None, "empty", "cols > 30", lambda cols: cols > 30):
-        assert not judged(narrow, "reduce_sum_axis1", refuses=refuses, empty=True, cases=24).ok
+        assert not judged(narrow, "reduce_sum_axis1", refuses=refuses, empty=True, cases=SMALL).ok
     with pytest.raises(ValueError, match="reduce_sum_axis1 has no columns; it has rows, cols"):
         judged(narrow, "reduce_sum_axis1", refuses="columns > 20")
     with pytest.raises(ValueError, match="layouts='dense': expected any or contiguous"):
@@ -221,14 +225,14 @@ def test_a_cast_inside(name: str) -> None:
         return wide / np.sqrt((wide * wide).mean(axis=1, keepdims=True) + np.float32(eps))
 
     reference = lambda x, w: (x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + 1e-6)).astype(kind) * w
-    options = {"reference": reference, "inputs": "x[rows, cols], w[cols]", "dtype": name, "cases": 24}
+    options = {"reference": reference, "inputs": "x[rows, cols], w[cols]", "dtype": name, "cases": SMALL}
     assert judged(lambda x, w: scaled(x).astype(kind) * w, **options).ok
     assert not judged(lambda x, w: scaled(x, 1e-5).astype(kind) * w, **options).ok
     assert not judged(lambda x, w: (scaled(x) * w.astype(np.float32)).astype(kind), **options).ok
     formula = lambda x, gamma, eps: (x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps)).astype(kind) * gamma
     inside = lambda x, gamma, eps: scaled(x, eps).astype(kind) * gamma
     assert judged(inside, "rms_norm", dtype=name, formulas=[formula]).ok
-    assert not judged(inside, "rms_norm", dtype=name, cases=24).ok
+    assert not judged(inside, "rms_norm", dtype=name, cases=SMALL).ok
 
 
 def test_weights_that_are_rounded_before_a_product() -> None:
@@ -274,7 +278,7 @@ def test_another_formula_of_the_same() -> None:
         return np.fft.irfft(np.fft.rfft(x, axis=1) * np.fft.rfft(w, axis=1), x.shape[1], axis=1)
 
     options = {"reference": direct, "inputs": "x[rows, n], w[rows, n] -> out[rows, n]", "data": ["integers", "structured"],
-               "cases": {"small": 3, "medium": 0, "edges": 0, "large": 0}}  # fmt: skip
+               "cases": {"small": 0}, "shapes": [{"rows": 3, "n": 24}, {"rows": 1, "n": 7}]}  # fmt: skip
     kernel = lambda x, w: by_transforms(x, w).astype(np.float32)
     assert not judged(kernel, **options).ok
     assert judged(kernel, formulas=[by_transforms], **options).ok
@@ -290,7 +294,7 @@ def test_a_reference_is_not_called_with_what_is_left_out() -> None:
         lambda x: np.cumsum(x, axis=1),
         reference=reference,
         inputs="x[rows, cols] -> out[rows, cols]",
-        cases=60,
+        cases={"small": 60},
         data="integers",
     ).ok
 

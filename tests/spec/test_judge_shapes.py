@@ -29,7 +29,7 @@ def test_a_kernel_that_is_wrong_at_one_length_alone() -> None:
     def wrong(x: np.ndarray) -> np.ndarray:
         return softmax(x) * np.float32(1.001 if x.shape == (2048, 4096) else 1)
 
-    assert check(wrong, "softmax").ok
+    assert check(wrong, "softmax", cases={"small": 24, "medium": 6, "edges": 8}, sensitive=False, repeats=50).ok
     report = check(wrong, "softmax", shapes=[LARGE], cases=NONE)
     assert report.verdict == "fail"
     address = report.findings[0].repeat.split("case=")[1].strip(")'\"")
