@@ -314,14 +314,13 @@ at::Tensor front_rms_norm(const at::Tensor &x, c10::SymIntArrayRef shape, const 
     TORCH_CHECK((size_t)x.dim() >= normalized.size() && x.sizes().slice(x.dim() - normalized.size()) == normalized,
                 message("Given normalized_shape=", normalized,
                         ", expected input with shape ending in it, but got input of size ", x.sizes()));
-    const double least = x.scalar_type() == at::kFloat      ? std::numeric_limits<float>::epsilon()
-                         : x.scalar_type() == at::kBFloat16 ? 0x1p-7
-                                                            : 0x1p-10;
     const int64_t cols = c10::multiply_integers(normalized);
     std::optional<at::Tensor> scale;
     if (weight && weight->defined()) scale = weight->to(at::kFloat).reshape({cols});
     current()->add("rms_norm", true, 6 * x.numel());
-    return RmsNorm::apply(x.to(at::kFloat).reshape({-1, cols}), scale, eps.value_or(least))
+    /* PyTorch's number where none is given, of narrow types, too */
+    return RmsNorm::apply(x.to(at::kFloat).reshape({-1, cols}), scale,
+                          eps.value_or(std::numeric_limits<float>::epsilon()))
         .reshape(x.sizes())
         .to(x.scalar_type());
 }

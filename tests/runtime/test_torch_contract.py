@@ -305,6 +305,14 @@ def test_tangents_pass_through_attention() -> None:
 # ---- other libraries' operators, and blocks in compiled functions ------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rms_norm_without_eps(dtype: Any) -> None:
+    x = torch.full((1, 4), 1e-3, dtype=dtype)
+    with mode.reproducible(strict=True):
+        found = F.rms_norm(x, (4,))
+    torch.testing.assert_close(found, F.rms_norm(x, (4,)))
+
+
 def test_triangular_systems() -> None:
     a, b = drawn(1, 2, 5, 5) + 4 * torch.eye(5), drawn(2, 2, 5, 3)
     for upper, unit, left in itertools.product((False, True), repeat=3):
