@@ -141,6 +141,56 @@ def test_kernelbench_in_a_narrow_format(tmp_path: Path) -> None:
     assert verdict(one, **narrow) == "pass" and verdict(two, **narrow) == "pass"
 
 
+TRAINED = """
+import torch
+
+class MODEL(torch.nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.norm, self.packed = torch.nn.BatchNorm1d(features), None
+
+    def forward(self, x):
+        BODY
+
+def get_inputs():
+    return [torch.randn(6, 5)]
+
+def get_init_inputs():
+    return [5]
+"""
+BATCH_NORM = """
+        if self.packed is None:
+            self.packed = self.norm.weight.clone()
+        mean, var, n = x.mean(0), x.var(0, unbiased=False), len(x)
+        self.norm.running_mean.lerp_(mean, 0.1)
+        self.norm.running_var.mul_(0.9).add_(var * (n / (n - 1)), alpha=0.1)
+        return (x - mean) * torch.rsqrt(var + 1e-5) * self.norm.weight + self.norm.bias
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("", "", ""),
+        ("self.norm.running_mean.lerp_(mean, 0.1)", "", "norm.running_mean after the call"),
+        (" * (n / (n - 1))", "", "norm.running_var after the call"),
+        ("* self.norm.weight", "* self.packed", "loaded after the first call: read them at each call"),
+    ],
+)
+def test_a_model_in_training(tmp_path: Path, right: str, wrong: str, said: str) -> None:
+    """Running statistics are updated, and parameters are read at each call."""
+    reference = TRAINED.replace("MODEL", "Model").replace("BODY", "return self.norm(x)")
+    body = BATCH_NORM.replace(right, wrong) if right else BATCH_NORM
+    task, new = written(
+        tmp_path, task_py=reference, new_py=TRAINED.replace("MODEL", "ModelNew").replace("BODY", body.strip())
+    )
+    report = check_task(task, new, device="cpu", data=["own"])
+    assert report.ok if not said else said in report.findings[0].text, report
+    assert not report.assumptions.startswith("estimated")
+    if wrong:  # the case alone
+        assert not check_task(task, new, device="cpu", case="1:own").ok
+
+
 def test_sizes_that_are_too_large_are_refused(tmp_path: Path) -> None:
     task, new = written(tmp_path, task_py=BENCH.replace("batch_size = 128", "batch_size = 2**30"), new_py=new_model())
     with pytest.raises(ValueError, match=r"got 68719476736 numbers.*--set batch_size=2"):
@@ -283,6 +333,43 @@ def test_a_function_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Square, "factor", 2.001)
     found = check_function(Square, lambda x, w: x * x * w, given)
     assert found.verdict == "fail" and all(f.text.startswith("out1") for f in found.findings), found
+
+
+class Product(torch.autograd.Function):  # type: ignore[misc, name-defined]
+    """y = a b, with gradients that are wrong in one respect."""
+
+    fault = ""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, b: Any) -> Any:
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @classmethod
+    def backward(cls, ctx: Any, g: Any) -> Any:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        if Product.fault == "alone" and not ctx.needs_input_grad[0]:
+            return None, g
+        if Product.fault == "changed" and g.is_contiguous():
+            return g * b, g.mul_(a)
+        if Product.fault == "expanded" and 0 in g.stride():
+            g = torch.zeros(g.shape)
+        if Product.fault == "transposed" and g.stride(0) == 1:
+            g = torch.as_strided(g, g.shape, (g.shape[1], 1))
+        return g * b, g * a
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("", ""), ("alone", "out2 where argument 1 alone requires a gradient"),
+     ("changed", "backward changed its incoming gradient"),
+     ("expanded", "out1 for an expanded g"), ("transposed", "out1 for a transposed g")],
+)  # fmt: skip
+def test_ways_to_ask_for_a_gradient(monkeypatch: pytest.MonkeyPatch, fault: str, said: str) -> None:
+    monkeypatch.setattr(Product, "fault", fault)
+    given = [torch.randn(9, 5), torch.randn(9, 5)]
+    report = check_function(Product, lambda a, b: a * b, given, cases=1, data="own")
+    assert report.ok if not fault else report.findings[0].text.startswith(said), report
 
 
 class Scaled(torch.autograd.Function):  # type: ignore[misc, name-defined]

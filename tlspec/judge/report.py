@@ -88,6 +88,8 @@ class Report:
         What else a reader should know.
     unsupported : int
         Cases for which the kernel raised NotImplementedError.
+    undeclared : int
+        Those of them that ``refuses=`` does not name.
     sampled : list of str
         Of each case of given shape, how many of its results were compared.
     seconds : float

@@ -24,6 +24,7 @@ from tlspec.judge.adapters.gpumode import gpumode
 from tlspec.judge.adapters.kernelbench import kernelbench
 from tlspec.judge.adapters.task import DATA, Task, judged
 from tlspec.judge.report import Report
+from tlspec.judge.runner import Failure
 
 __all__ = ["DATA", "FORMATS", "Task", "check_function", "check_task", "judged", "task_of"]
 
@@ -153,7 +154,8 @@ def check_function(
         The arguments of a call; or a function of a case's number that makes them. Gradients are taken with respect to those that
         require them, or, where none does, to all floating-point ones.
     gradients : bool
-        Whether the backward pass is judged, too, for drawn cotangents.
+        Whether the backward pass is judged, too, for drawn cotangents: contiguous, transposed and expanded ones, and with
+        each input alone requiring a gradient. It must not change its cotangent.
     cases, data, case, **words
         As of :func:`check_task`.
 
@@ -177,44 +179,70 @@ def check_function(
             ]
         return given
 
-    def both(of: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*given: Any) -> Any:
-            if not gradients:
-                return of(*given)
-            with torch.enable_grad():
-                made = of(*given)
-                outs = [
-                    x for x in (made if isinstance(made, (tuple, list)) else (made,)) if isinstance(x, torch.Tensor)
-                ]
-                wanted = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
-                from_here = [x for x in outs if x.requires_grad]
-                cotangents = [_cotangent(torch, x) for x in from_here]
-                found = (
-                    torch.autograd.grad(from_here, wanted, cotangents, allow_unused=True)
-                    if from_here
-                    else [None] * len(wanted)
-                )
-            return [
-                *(x.detach() for x in outs),
-                *(torch.zeros_like(x) if g is None else g for g, x in zip(found, wanted, strict=True)),
-            ]
+    def expected(*given: Any) -> Any:
+        outs, found, wanted = _gradients(torch, reference, given, _cotangent)
+        again = _gradients(torch, reference, given, _expanded)[1]
+        ways = {"": found, " for an expanded g": again, " for a transposed g": found}
+        named = {f"out{i}": x for i, x in enumerate(outs)}
+        named |= {f"out{len(outs) + i}{way}": g for way, of in ways.items() for i, g in enumerate(of)}
+        for i, g in enumerate(found) if len(found) > 1 else ():
+            named[f"out{len(outs) + i} where argument {wanted[i]} alone requires a gradient"] = g
+        return named
 
-        return run
+    def got(*given: Any) -> Any:
+        outs, found, wanted = _gradients(torch, call, given, _cotangent)
+        for cotangent in (_expanded, _transposed):
+            found += _gradients(torch, call, given, cotangent)[1]
+        for one in wanted if len(wanted) > 1 else ():
+            alone = [x.detach().requires_grad_(i == one) if i in wanted else x for i, x in enumerate(given)]
+            found += _gradients(torch, call, alone, _cotangent)[1]
+        return [*outs, *found]
 
     name = getattr(function, "__name__", type(function).__name__)
     task = Task(
         name,
         "autograd",
         prepared,
-        both(reference),
-        both(call),
+        expected if gradients else reference,
+        got if gradients else call,
         cases=cases,
         repeat=f"tlspec.judge.adapters.check_function({name}, ...)",
     )
     return judged(task, data=data, case=case, **words)
 
 
+def _gradients(
+    torch: Any, function: Callable[..., Any], given: Sequence[Any], cotangent: Callable[[Any, Any], Any]
+) -> tuple[list[Any], list[Any], list[int]]:  # fmt: skip
+    """The results of a function, their gradients with respect to the arguments that require one, and the places of these.
+    Raises Failure."""
+    wanted = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor) and x.requires_grad]
+    found: Sequence[Any] = [None] * len(wanted)
+    with torch.enable_grad():
+        made = function(*given)
+        outs = [x for x in (made if isinstance(made, (tuple, list)) else (made,)) if isinstance(x, torch.Tensor)]
+        if from_here := [x for x in outs if x.requires_grad]:
+            cotangents = [cotangent(torch, x) for x in from_here]
+            kept = [g.clone() for g in cotangents]
+            found = torch.autograd.grad(from_here, [given[i] for i in wanted], cotangents, allow_unused=True)
+            if not all(torch.equal(g, k) for g, k in zip(cotangents, kept, strict=True)):
+                raise Failure("backward changed its incoming gradient, which others read: write to a new tensor")
+    zeros = (torch.zeros_like(given[i]) if g is None else g for i, g in zip(wanted, found, strict=True))
+    return [x.detach() for x in outs], list(zeros), wanted
+
+
 def _cotangent(torch: Any, x: Any) -> Any:
     """Multiples of 1/8 in [-1, 1], which every format holds, by the place of an element alone."""
     place = torch.arange(x.numel(), dtype=torch.int64, device=x.device)
     return (((place * 7919) % 17 - 8).to(x.dtype) / 8).reshape(x.shape)
+
+
+def _expanded(torch: Any, x: Any) -> Any:
+    """Ones that are one number in memory, as from sum()."""
+    return torch.ones((), dtype=x.dtype, device=x.device).expand(x.shape)
+
+
+def _transposed(torch: Any, x: Any) -> Any:
+    """The same numbers, the axes in memory the other way round."""
+    axes = range(x.dim())[::-1]
+    return _cotangent(torch, x).permute(*axes).contiguous().permute(*axes) if x.dim() > 1 else _cotangent(torch, x)

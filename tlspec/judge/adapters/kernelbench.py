@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tlspec.judge.adapters.sources import executed, here, imported_from, part
-from tlspec.judge.adapters.submission import saved
+from tlspec.judge.adapters.submission import Loaded, saved
 from tlspec.judge.adapters.task import MOST, Task, too_large
 
 #: the seed before the inputs, and before each of the models, which so get the same parameters
@@ -54,6 +54,7 @@ def kernelbench(path: Path, submission: Path, constants: Mapping[str, Any], devi
 
     def inputs(index: int) -> Sequence[Any]:
         torch.manual_seed(SEED + index)
-        return [placed(x) for x in make()]
+        return [index, *(placed(x) for x in make())]
 
-    return Task(path.stem, "KernelBench", inputs, model, recipe, cases=2, modules=[model], device=device)
+    reference = Loaded(model, model.state_dict())
+    return Task(path.stem, "KernelBench", inputs, reference, recipe, cases=2, modules=[model], device=device)

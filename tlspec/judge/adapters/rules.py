@@ -410,12 +410,14 @@ def group_norm(x: Any, weight: Any, bias: Any, n: int, c: int, hxw: int, groups:
 def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float) -> Any:
     weight, bias = _by_channel(x, weight, bias)
     if training:
-        normal, mean, istd = _normalised(x, (0, *range(2, x.ndim)), eps)
-        return (
-            either(_scaled(normal, weight, bias), _folded(x, mean, istd, weight, bias)),
-            np.ravel(mean),
-            np.ravel(istd),
-        )
+        axes = (0, *range(2, x.ndim))
+        normal, centre, istd = _normalised(x, axes, eps)
+        found = either(_scaled(normal, weight, bias), _folded(x, centre, istd, weight, bias))
+        running = [
+            None if old is None else either(old * (1 - momentum) + new * momentum, old + (new - old) * momentum)
+            for old, new in ((mean, np.ravel(centre)), (var, spread(x, axes)))
+        ]
+        return found, np.ravel(centre), np.ravel(istd), *running
     mean, var = _by_channel(x, mean, var)
     root = np.sqrt(var + eps)
     return either(_scaled((x - mean) / root, weight, bias), _folded(x, mean, 1.0 / root, weight, bias)), None, None

@@ -4,6 +4,7 @@ A recipe says how: a mapping of plain values, made by the adapter of a format, a
 nothing of the task's reference but what a submission needs, as the parameters of a model.
 """
 
+import copy
 import importlib
 import inspect
 import io
@@ -115,6 +116,42 @@ def loaded(recipe: Mapping[str, Any]) -> tuple[Callable[..., Any], list[str]]:
     return (_with_outputs(found, recipe) if recipe["format"] == "flashinfer" else found), []
 
 
+class Loaded:
+    """A model as a function of a case's number and its arguments. The model's own parameters are loaded before a call of case 0,
+    others before one of a later case. The results are the model's and then its buffers in floating point, by name."""
+
+    def __init__(self, model: Any, state: Mapping[str, Any]):
+        self.model, self.called = model, False
+        own = {k: v.detach().cpu().clone() for k, v in state.items()}
+        names = dict(model.named_parameters(remove_duplicate=False))
+        states = [own, {k: _changed(v) if k in names else v for k, v in own.items()}] if own else []
+        # float64 holds the numbers of every format, and the analysis of a reference reads it
+        self.states = [{k: v.double() if v.is_floating_point() else v for k, v in s.items()} for s in states]
+        self.buffers = [k for k, v in own.items() if k not in names and v.is_floating_point()]
+
+    def __call__(self, number: int, *given: Any) -> Any:
+        if self.states:
+            if number and not self.called:  # a later case alone: a model keeps what it makes at the first call
+                self.model(*copy.deepcopy(given))
+            self.called = True
+            self.model.load_state_dict(self.states[min(number, 1)])
+        returned = self.model(*given)
+        if not self.buffers:
+            return returned
+        results, state = leaves(importlib.import_module("torch"), returned), self.model.state_dict()
+        named = {f"out{i}" if len(results) > 1 else "out": x for i, x in enumerate(results)}
+        return named | {f"{k} after the call": state[k].clone() for k in self.buffers}
+
+
+def _changed(x: Any) -> Any:
+    """Numbers times multiples of 1/16 in [1/2, 3/2], which keep signs; some of these instead of zeros."""
+    torch = importlib.import_module("torch")
+    if not x.is_floating_point():
+        return x
+    factor = (1 + ((torch.arange(x.numel()) * 7919) % 17 - 8).to(x.dtype) / 16).reshape(x.shape)
+    return torch.where(x == 0, factor - 1, x * factor)
+
+
 def _model(kind: Any, recipe: Mapping[str, Any]) -> tuple[Callable[..., Any], list[str]]:
     """ModelNew with the parameters of Model, where both have the same."""
     torch = importlib.import_module("torch")
@@ -126,9 +163,9 @@ def _model(kind: Any, recipe: Mapping[str, Any]) -> tuple[Callable[..., Any], li
     ours, theirs = ({k: v.shape for k, v in s.items()} for s in (state, model.state_dict()))
     if ours == theirs:
         model.load_state_dict(state)
-        return model, []
+        return Loaded(model, state), []
     text = f"ModelNew has other parameters than Model ({_short(theirs)}; {_short(ours)}), which stay as drawn"
-    return model, [text] if ours else []
+    return Loaded(model, {}), [text] if ours else []
 
 
 def _short(names: Mapping[str, Any]) -> str:

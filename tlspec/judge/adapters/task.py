@@ -13,7 +13,7 @@ from tlspec.compare import Comparison, compare
 from tlspec.draw.data import generator
 from tlspec.formats import FORMATS, Format
 from tlspec.judge.adapters.estimate import estimated
-from tlspec.judge.adapters.submission import GIVEN, Unsent, called, loaded, packed
+from tlspec.judge.adapters.submission import GIVEN, Loaded, Unsent, called, loaded, packed
 from tlspec.judge.adapters.tracked import Tracked, UnknownOperator, leaves, tracked
 from tlspec.judge.apart import SECONDS, Apart, NotSent, TimedOut
 from tlspec.judge.arithmetic import arithmetic
@@ -164,7 +164,7 @@ class _Judge:
                 self.runs = Apart(task.kernel, None, array, seconds=timeout or SECONDS, memory=memory)
             except NotSent as error:
                 raise ValueError(f"{task.name}: the submission cannot be loaded: {error}") from None
-            task.notes += self.runs.notes
+            self._note(self.runs.notes)
             self.report.isolated = True
 
     def _bring_here(self, reason: str) -> None:
@@ -172,8 +172,14 @@ class _Judge:
         assert not callable(self.task.kernel)
         self.close()
         self.kernel, notes = loaded(self.task.kernel)
-        self.task.notes += [n for n in notes if n not in self.task.notes]
+        self._note(notes)
         self.report.isolated, self.report.process, self.runs = False, reason, None
+
+    def _note(self, notes: Sequence[str]) -> None:
+        """What loading the submission said. One with parameters of its own cannot be loaded with the reference's."""
+        self.task.notes += [n for n in notes if n not in self.task.notes]
+        if notes and isinstance(self.task.reference, Loaded):
+            self.task.reference = Loaded(self.task.reference.model, {})
 
     def close(self) -> None:
         if self.runs is not None:
@@ -193,8 +199,10 @@ class _Judge:
         row.cases += 1
         found = list(self._problems(given, kept, again, model, row, index == 0))
         row.failed += bool(found)
+        anew = index and not self.report.findings and getattr(self.task.reference, "states", None)
         for kind_of, text in found:
             where = "" if kind == "own" else f", on {kind}, which the task's own inputs are not"
+            where += ", with parameters that were loaded after the first call: read them at each call" if anew else ""
             self.report.findings.append(Finding(kind_of, text + where, f"{self.task.repeat} --case {index}:{kind}"))
 
     def _made(self, index: int) -> Sequence[Any]:
@@ -254,11 +262,11 @@ class _Judge:
         before, plain = self._copied(kept), self._copied(kept)
         try:
             with torch.no_grad():
-                own = leaves(torch, self._called(self.task.reference, plain))
+                own = self._named(self._called(self.task.reference, plain))
         except Exception as error:
             raise ValueError(f"{self.task.name}: the reference: {type(error).__name__}: {error}") from error
         changed = [not _same(a, b) for a, b in zip(leaves(torch, before), leaves(torch, plain), strict=True)]
-        own = [x.detach().clone() for x in own]
+        own = {name: x.detach().clone() for name, x in own.items()}
         try:
             results, after, filled = self._results(given, own)
         except NotImplementedError:
@@ -275,8 +283,7 @@ class _Judge:
             yield "result", f"returned {len(results)} tensors, expected {len(own)}"
             return
         expected, blind = self.expected(kept, model), list[bool]()
-        for i, (got, reference, known) in enumerate(zip(results, own, expected, strict=True)):
-            name = f"out{i}" if len(own) > 1 else "out"
+        for got, (name, reference), known in zip(results, own.items(), expected, strict=True):
             problem = _unlike(name, got, reference, {x.dtype for x in leaves(torch, kept)})
             if problem:
                 yield "result", problem
@@ -303,7 +310,14 @@ class _Judge:
         same = all(_same(a, b) for a, b in zip(results, repeated, strict=False))
         self.report.repeats = same and self.report.repeats is not False
 
-    def _results(self, given: Any, own: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    def _named(self, returned: Any) -> dict[str, Any]:
+        """The tensors of what the reference returned, by the names that a report gives them."""
+        if isinstance(returned, dict) and all(isinstance(x, self.torch.Tensor) for x in returned.values()):
+            return {str(name): x for name, x in returned.items()}
+        found = leaves(self.torch, returned)
+        return {f"out{i}" if len(found) > 1 else "out": x for i, x in enumerate(found)}
+
+    def _results(self, given: Any, own: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """The results of a call of the kernel, its tensors afterwards, and those of them that hold results. Raises Failure, or
         what a kernel raises that runs here."""
         torch = self.torch
@@ -325,7 +339,7 @@ class _Judge:
         filled = [x for x in after if x.untyped_storage().data_ptr() in storages]
         return [x.detach().clone() for x in results], after, filled
 
-    def _results_apart(self, runs: Apart, given: Any, own: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    def _results_apart(self, runs: Apart, given: Any, own: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
         template, tensors = packed(self.torch, given)
         arrays = {}
         for name, x in tensors.items():
@@ -334,7 +348,7 @@ class _Judge:
             except TypeError as error:
                 raise Unsent(str(error)) from None
             arrays[name] = dtype, bits.reshape(tuple(x.shape))
-        shapes = {f"out{i}" if len(own) > 1 else "out": tuple(x.shape) for i, x in enumerate(own)}
+        shapes = {name: tuple(x.shape) for name, x in own.items()}
         answer = runs.call(Request(arrays, {GIVEN: template}, shapes))
         results, after = ([self._tensor(p) for p in x] for x in (answer.results, answer.arrays.values()))
         places = [p.place for p in answer.results if p.place is not None] if self.task.returns_inputs else []

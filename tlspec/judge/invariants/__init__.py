@@ -7,8 +7,8 @@ names the first operator that differs. It says nothing of whether the answer is 
 varied      what is compared
 ==========  ==========================================================================================================
 repeat      the same call again
-batch       a sample alone, and in batches of 2, 4, 7 and 32, at every place
-neighbours  a sample in a batch of 7 whose other samples hold other numbers, zeros, large numbers, NaN
+batch       a sample alone, and in batches of 2, 4, 7, 8, 16, 32 and 64, at every place
+neighbours  a sample in a batch of 7 whose other samples are copies of it, or hold other numbers, zeros, large numbers, NaN
 padding     a sample alone, and with positions behind its own that a mask leaves out, or that are later in a causal model
 chunking    a sequence in one piece, and in several with a cache between
 threads     1 thread, and 2, 3 and all

@@ -19,8 +19,10 @@ from tlspec.judge.invariants.subject import Result, Subject, difference, first_p
 from tlspec.judge.invariants.trace import first_difference
 
 AXES = ("repeat", "batch", "neighbours", "padding", "chunking", "threads", "layout", "device", "restart")
-#: sizes of batches, and that in which everything else is tried
-BATCHES, ONE_BATCH = (2, 4, 7, 32), 7
+#: sizes of batches, and that in which everything else is tried; kernels are often chosen at powers of two
+BATCHES, ONE_BATCH = (2, 4, 7, 8, 16, 32, 64), 7
+#: a larger batch holds these samples more than once
+DISTINCT = 32
 #: positions behind a sample's own
 PADDINGS = (1, 5, 16)
 #: further lengths of a sequence: a step of decoding, and a product of few rows, for which libraries have kernels of their own
@@ -100,8 +102,8 @@ class Trials:
             yield self._pair(f"call {i + 2} of the same", call, call, kept=kept)
 
     def batch(self, axis: Axis) -> Iterator[Pair]:
-        for samples, size, backwards in itertools.product(self.lengths, BATCHES, (False, True)):
-            ids = list(range(size))[:: -1 if backwards else 1]
+        for samples, (i, size) in itertools.product(self.lengths, enumerate(BATCHES)):
+            ids = [k % DISTINCT for k in range(size)][:: -1 if i % 2 else 1]  # every second size backwards
             whole = self.subject.call(samples.values(ids))
             results, steps = self._results(whole), f", {samples.length} positions" if samples.length else ""
             for place, sample in enumerate(ids):
@@ -118,7 +120,7 @@ class Trials:
         floats = any(s.kind == "float" and s.batch >= 0 for s in self.samples.slots)
         before = self.subject.call(self.batch_values)
         kept, (single, alone) = self._results(before), self._alone(0)
-        for content, place in itertools.product(NEIGHBOURS if floats else NEIGHBOURS[:2], (0, 3, 6)):
+        for content, place in itertools.product(NEIGHBOURS if floats else NEIGHBOURS[:3], (0, 3, 6)):
             after = self.subject.call(self.samples.values(range(ONE_BATCH), content, place))
             own = part_of_batch(place)
             one, other = (_parts(alone, results, own) for results in (kept, self._results(after)))
@@ -137,7 +139,7 @@ class Trials:
             why = "no mask: give one (mask: bool[batch, seq]), or causal=True"
             axis.left_out = why if slots else "no array has an axis called seq"
             return
-        for sample, more, content in itertools.product(range(3), PADDINGS, NEIGHBOURS[:3]):
+        for sample, more, content in itertools.product(range(3), PADDINGS, NEIGHBOURS[1:4]):
             call, kept = self._alone(sample)
             padded = self.subject.call(self.samples.padded(sample, more, content))
             yield self._pair(

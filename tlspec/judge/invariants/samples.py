@@ -19,7 +19,7 @@ BATCH, SEQUENCE = "batch", "seq"
 #: the length of a named axis of which nothing is said, and of the sequence
 LENGTH, STEPS = 96, 48
 #: what stands in the samples beside the one that is looked at
-NEIGHBOURS = ("other", "zeros", "large", "nan")
+NEIGHBOURS = ("copies", "other", "zeros", "large", "nan")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ class Samples:
             if slot.batch < 0:
                 made.append(self._draw(slot, "shared"))
                 continue
-            parts = [self._draw(slot, i, "own" if place == kept else content) for place, i in enumerate(ids)]
+            drawn = [ids[kept]] * len(ids) if content == "copies" else ids
+            parts = [self._draw(slot, i, "own" if place == kept else content) for place, i in enumerate(drawn)]
             made.append(np.concatenate(parts, axis=slot.batch))
         return made
 
