@@ -23,12 +23,15 @@ typedef struct {
 /* How many orders are above `least`; there are whole lines of them. */
 static inline int64_t tl_count_above(const int32_t *order, int64_t count, int32_t least)
 {
-    int32_t lane[TL_LINE] = {0};
-    int64_t sum = 0;
-    for (int64_t i = 0; i < count; i += TL_LINE)
+    int32_t lane[2 * TL_LINE] = {0};
+    int64_t i = 0, sum = 0;
+    for (; i + 2 * TL_LINE <= count; i += 2 * TL_LINE)
+        for (int32_t l = 0; l < 2 * TL_LINE; l++)
+            lane[l] += order[i + l] > least;
+    for (; i < count; i += TL_LINE)
         for (int32_t l = 0; l < TL_LINE; l++)
             lane[l] += order[i + l] > least;
-    for (int32_t l = 0; l < TL_LINE; l++)
+    for (int32_t l = 0; l < 2 * TL_LINE; l++)
         sum += lane[l];
     return sum;
 }
@@ -90,9 +93,9 @@ static inline int32_t tl_keep_first(tl_candidates *c, int64_t k)
     return last;
 }
 
-/* Where TL_SORT_FEW candidates at most come in the order of all, of which the first k are written to `out`: each is compared with those
- * before it, which come first where they are equal. */
-static inline void tl_sort_few(const tl_candidates *c, int64_t k, uint32_t *out, int64_t inner)
+/* Where TL_SORT_FEW candidates at most come in the order of all, which is written to `out`: each is compared with those before it, which come
+ * first where they are equal. */
+static inline void tl_sort_few(const tl_candidates *c, uint32_t *out, int64_t inner)
 {
     const int32_t *const orders = c->order;
     int32_t before[TL_SORT_FEW];
@@ -107,7 +110,7 @@ static inline void tl_sort_few(const tl_candidates *c, int64_t k, uint32_t *out,
         before[i] = first;
     }
     for (int64_t i = 0; i < c->count; i++)
-        if (before[i] < k) out[before[i] * inner] = c->place[i];
+        out[before[i] * inner] = c->place[i];
 }
 
 /* The same for any number: digit by digit from the last, the largest first, equal ones in the order of their places. `other` has room

@@ -1,11 +1,34 @@
-/* Rows of elements onto the lanes of folds (formula/fold.h). */
+/* Elements onto the lanes of folds (formula/fold.h): rows of many lanes, and the rows of a few units at once. */
 #pragma once
 
 #include <string.h>
 
 #include "formula/fold.h"
 
-enum { TAKE_WIDTH = 32 }; /* lanes that stay in registers */
+/* TAKE_WIDTH lanes stay in registers: those of TAKE_UNITS units that have all lanes. Such units are read side by side, which the
+ * hardware does not foresee. So lines are fetched TAKE_AHEAD elements ahead, in the order of memory: as many as a core reads
+ * while one comes from the memory, and no more than the first cache holds. */
+enum { TAKE_WIDTH = 32, TAKE_UNITS = TAKE_WIDTH / TL_FOLD_LANES, TAKE_AHEAD = 3072 };
+
+/* An element of each of four rows, one after the other, on one lane of a product. That of four numbers of float32 and one of
+ * [1, 2) is far from the ends of float64, so that its power of two may be taken out once; where one of them is no number,
+ * neither is the result, whatever its power of two. */
+static inline __attribute__((always_inline)) void multiply_four(double *v, double *e, double *zeros, const float *x,
+                                                                int64_t step)
+{
+    const uint64_t one = UINT64_C(1023) << 52, no_number = UINT64_C(2047) << 52;
+    double product = *v, none = *zeros;
+    for (int64_t r = 0; r < 4; r++) {
+        const double d = (double)x[r * step];
+        product *= d == 0.0 ? copysign(1.0, d) : d;
+        none += d == 0.0 ? 1.0 : 0.0;
+    }
+    const uint64_t bits = tl_bits64(product), exponent = bits & no_number,
+                   taken = exponent == no_number ? one : exponent;
+    *v = tl_from_bits64(bits - taken + one);
+    *e += tl_from_bits64(UINT64_C(1075) << 52 | taken >> 52) - (0x1p52 + 1023.0);
+    *zeros = none;
+}
 
 /* Kinds of which an element costs no more than reading and writing its lane. */
 static inline __attribute__((always_inline)) int is_light(enum tl_fold_kind kind)
@@ -20,7 +43,7 @@ static inline __attribute__((always_inline)) void take_rows_of(enum tl_fold_kind
                                                                const double *restrict m, int64_t n, int64_t rows,
                                                                tl_fold_rule rule)
 {
-    int64_t c = 0;
+    int64_t c = 0, r = 0;
     for (; is_light(kind) && c + TAKE_WIDTH <= n; c += TAKE_WIDTH) {
         double lane[TAKE_WIDTH];
         for (int32_t j = 0; j < TAKE_WIDTH; j++)
@@ -31,7 +54,11 @@ static inline __attribute__((always_inline)) void take_rows_of(enum tl_fold_kind
         for (int32_t j = 0; j < TAKE_WIDTH; j++)
             v[c + j] = lane[j];
     }
-    for (int64_t r = 0; r < rows; r++)
+    for (; kind == TL_FOLD_PRODUCT && r + 4 <= rows; r += 4)
+#pragma GCC ivdep
+        for (int64_t j = 0; j < n; j++)
+            multiply_four(v + j, v + plane + j, v + 2 * plane + j, x + r * step + j, step);
+    for (; r < rows; r++)
         for (int64_t j = c; j < n; j++)
             tl_fold_take(kind, v + j, v + plane + j, v + 2 * plane + j, x[r * step + j], m[j], rule);
 }
@@ -55,3 +82,58 @@ static void take_rows(enum tl_fold_kind kind, double *v, int64_t plane, const fl
     }
 #undef TAKE
 }
+
+/* `rows` rows of TL_FOLD_LANES elements of each of TAKE_UNITS units onto their lanes, which stay in registers. */
+static inline __attribute__((always_inline)) void take_units_of(enum tl_fold_kind kind, double *restrict v,
+                                                                const float *const *x, const double *restrict m,
+                                                                int64_t rows, tl_fold_rule rule)
+{
+    double lane[TAKE_WIDTH];
+    const float *const a = x[0], *const b = x[1], *const c = x[2], *const d = x[3], *ahead = a + TAKE_AHEAD;
+    for (int32_t j = 0; j < TAKE_WIDTH; j++)
+        lane[j] = v[j];
+    for (int64_t r = 0; r < rows * TL_FOLD_LANES; r += TL_FOLD_LANES, ahead += TAKE_WIDTH) {
+        __builtin_prefetch(ahead, 0, 3);
+        __builtin_prefetch(ahead + TAKE_WIDTH / 2, 0, 3);
+        for (int32_t l = 0; l < TL_FOLD_LANES; l++)
+            tl_fold_take(kind, lane + l, NULL, NULL, a[r + l], m[l], rule);
+        for (int32_t l = 0; l < TL_FOLD_LANES; l++)
+            tl_fold_take(kind, lane + TL_FOLD_LANES + l, NULL, NULL, b[r + l], m[TL_FOLD_LANES + l], rule);
+        for (int32_t l = 0; l < TL_FOLD_LANES; l++)
+            tl_fold_take(kind, lane + 2 * TL_FOLD_LANES + l, NULL, NULL, c[r + l], m[2 * TL_FOLD_LANES + l], rule);
+        for (int32_t l = 0; l < TL_FOLD_LANES; l++)
+            tl_fold_take(kind, lane + 3 * TL_FOLD_LANES + l, NULL, NULL, d[r + l], m[3 * TL_FOLD_LANES + l], rule);
+    }
+    for (int32_t j = 0; j < TAKE_WIDTH; j++)
+        v[j] = lane[j];
+}
+
+static void take_units(enum tl_fold_kind kind, double *v, const float *const *x, const double *m, int64_t rows,
+                       tl_fold_rule rule)
+{
+#define TAKE(KIND) \
+    case KIND: take_units_of(KIND, v, x, m, rows, rule); break;
+    switch (kind) {
+        TAKE(TL_FOLD_SUM)
+        TAKE(TL_FOLD_ABS)
+        TAKE(TL_FOLD_SQUARE)
+        TAKE(TL_FOLD_DEVIATION)
+        TAKE(TL_FOLD_EQUAL)
+        TAKE(TL_FOLD_LARGEST)
+    default: break;
+    }
+#undef TAKE
+}
+
+/* packed[r * step + l] = x[r * lanes + l] for r < n. */
+#define PACK(lanes) \
+    static void pack##lanes(float *restrict packed, int64_t step, const float *restrict x, int64_t n) \
+    { \
+        for (int64_t r = 0; r < n; r++) \
+            for (int32_t l = 0; l < (lanes); l++) \
+                packed[r * step + l] = x[r * (lanes) + l]; \
+    }
+PACK(1)
+PACK(2)
+PACK(4)
+PACK(8)

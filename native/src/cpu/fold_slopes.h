@@ -18,8 +18,13 @@ static inline __attribute__((always_inline)) void write_slopes_of(enum tl_fold_k
 static void write_slopes(enum tl_fold_kind kind, const float *x, const double *c, int64_t plane, int one, int64_t n,
                          tl_fold_rule rule, float *gx)
 {
-#define WRITE(KIND) \
-    case KIND: write_slopes_of(KIND, x, c, plane, one, n, rule, gx); break;
+#define WRITE(KIND)                                                  \
+    case KIND:                                                       \
+        if (one)                                                     \
+            write_slopes_of(KIND, x, c, plane, 1, n, rule, gx);      \
+        else                                                         \
+            write_slopes_of(KIND, x, c, plane, 0, n, rule, gx);      \
+        break;
     switch (kind) {
         WRITE(TL_FOLD_ABS)
         WRITE(TL_FOLD_SQUARE)

@@ -33,8 +33,14 @@ typedef struct {
     const float *x;
     const uint32_t *indices;
     float *out;
-    int64_t outer, n, inner, io, k, ii, per_task; /* indices: (io, k, ii), io = 1 or outer, ii = 1 or inner */
+    int64_t outer, n, inner, io, k, ii, per_task;
 } axis_job;
+
+/* The index of (o, j, 0): indices are (io, k, ii), io = 1 or outer, ii = 1 or inner. */
+static const uint32_t *indices_of(const axis_job *job, int64_t o, int64_t j)
+{
+    return job->indices + ((job->io == 1 ? 0 : o) * job->k + j) * job->ii;
+}
 
 /* Rows of `inner` elements that lie side by side in the output and are taken from the same x. */
 static inline void take_rows(const axis_job *job, const float *x, const uint32_t *at, int64_t rows, float *out)
@@ -61,8 +67,7 @@ static void take_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
     int64_t r = t * job.per_task, o = r / job.k, j = r % job.k;
     for (int64_t rows; r < end; r += rows, o++, j = 0) {
         rows = tl_imin(job.k - j, end - r);
-        const uint32_t *const indices = job.indices + ((job.io == 1 ? 0 : o) * job.k + j) * job.ii;
-        take_rows(&job, job.x + o * job.n * job.inner, indices, rows, job.out + r * job.inner);
+        take_rows(&job, job.x + o * job.n * job.inner, indices_of(&job, o, j), rows, job.out + r * job.inner);
     }
 }
 
@@ -82,9 +87,13 @@ int32_t tl_cpu_gather_rows(tl_context *ctx, const float *mat, const uint32_t *in
 
 /* ---- the sums of a block ----------------------------------------------------------------------------------------- */
 
-/* A hit: its entry, a row of a block or an element, and the place of its values. */
+/* A hit: its entry, a row of a block or an element, and the place of its values or, of one column, the value. */
 typedef struct {
-    uint32_t entry, place;
+    uint32_t entry;
+    union {
+        uint32_t place;
+        float value;
+    };
 } hit;
 
 /* Entries of `width` numbers: rows of columns, of `stride` elements each in the output, or `run` neighbouring elements of each. */
@@ -138,7 +147,7 @@ static inline void fold_chains(const block *b, int64_t entry, int64_t hits, floa
 static __attribute__((noinline)) void close_chunk(block *b, int64_t entry)
 {
     const int64_t at = b->more_count++;
-    b->more[at] = (hit){(uint32_t)entry, (uint32_t)at};
+    b->more[at] = (hit){(uint32_t)entry, {(uint32_t)at}};
     fold_chains(b, entry, b->count[entry] & ~MANY, b->more_values + at * b->width);
     b->count[entry] = MANY;
 }
@@ -187,7 +196,25 @@ static inline void finish_entry(block *b, int64_t entry)
     b->count[entry] = 0;
 }
 
-/* The hits of a block, of values `cols` apart: grouped ones, or k rows of `run` indices below n, `step` apart. */
+/* The same for n neighbouring elements from `first` on, that have one chunk each, at `at` of the output. */
+static void finish_elements(block *b, int64_t first, int64_t n, int64_t at)
+{
+    const float *restrict p = b->chain + first, *restrict q = p + b->entries, *restrict r = q + b->entries,
+                          *restrict s = r + b->entries;
+    uint16_t *restrict count = b->count + first;
+    float *restrict out = b->out + at;
+    for (int64_t i = 0; i < n; i++) {
+        const float a = p[i], c = q[i], d = r[i], e = s[i];
+        out[i] = ((count[i] > 0 ? a : 0.0f) + (count[i] > 1 ? c : 0.0f)) +
+                 ((count[i] > 2 ? d : 0.0f) + (count[i] > 3 ? e : 0.0f));
+    }
+    for (int64_t i = 0; b->base && i < n; i++)
+        out[i] = count[i] ? b->base[at + i] + out[i] : b->base[at + i];
+    memset(count, 0, (size_t)n * sizeof *count);
+}
+
+/* The hits of a block: grouped ones, of values `cols` apart or, where `values` is NULL, with values of their own; or k rows of `run`
+ * indices below n, `step` apart. */
 typedef struct {
     const hit *hits, *end;
     const uint32_t *indices;
@@ -196,12 +223,11 @@ typedef struct {
 } hit_list;
 
 /* Adds all hits to their chains or, with `finish`, ends their entries. */
-static void walk_hits(block *b, const hit_list *l, int finish)
+static inline __attribute__((always_inline)) void walk_hits(block *b, const hit_list *l, int64_t width, int finish)
 {
-    const int64_t width = b->width;
     for (const hit *h = l->hits; h < l->end; h++) {
         if ((h - l->hits) % CHUNK == 0 && tl_interrupted()) return;
-        const float *v = l->values + h->place * l->cols;
+        const float *v = l->values ? l->values + h->place * l->cols : &h->value;
         for (int64_t c = 0; width >= 16 && !finish && h + 1 < l->end && c < width; c += 16)
             __builtin_prefetch(l->values + h[1].place * l->cols + c);
         if (!finish)
@@ -228,18 +254,26 @@ static void add_block(block *b, const hit_list *l)
     if (b->sparse)
         for (int64_t e = 0, at = 0; e < b->entries; e += b->run, at += b->stride)
             begin_output(b->base, b->out, at, at + b->run * b->width);
-    walk_hits(b, l, 0);
+    switch (b->width) { /* with constants, numbers of a row need no loop */
+    case 1: walk_hits(b, l, 1, 0); break;
+    case 2: walk_hits(b, l, 2, 0); break;
+    case 4: walk_hits(b, l, 4, 0); break;
+    default: walk_hits(b, l, b->width, 0);
+    }
     if (b->sparse)
-        walk_hits(b, l, 1);
-    else
+        walk_hits(b, l, b->width, 1);
+    else if (b->width > 1 || b->more_count > 0)
         for (int64_t e = 0; e < b->entries; e++)
             finish_entry(b, e);
+    else
+        for (int64_t e = 0, at = 0; e < b->entries; e += b->run, at += b->stride)
+            finish_elements(b, e, b->run, at);
     b->sparse = 1;
     for (int64_t end; (end = b->more_count) > 0 && !tl_interrupted();) { /* the sums of chunks, level by level */
         const hit_list sums = {b->more, b->more + end, NULL, b->more_values, b->width, 0, 0, 0, 0};
         b->more += end, b->more_values += end * b->width, b->more_count = 0;
-        walk_hits(b, &sums, 0);
-        walk_hits(b, &sums, 1);
+        walk_hits(b, &sums, b->width, 0);
+        walk_hits(b, &sums, b->width, 1);
     }
 }
 
@@ -262,6 +296,9 @@ typedef struct {
     int64_t parts[4]; /* their bytes */
 } scatter_job;
 
+/* Whether a hit of a list of a vector has its value itself. */
+static int is_carried(const scatter_job *job) { return job->inner == 1 && job->outer == 1; }
+
 /* Grouping, first pass. Task t counts the hits of chunk t per block. */
 static void count_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
 {
@@ -281,10 +318,16 @@ static void group_task(void *arg, int64_t t, TL_UNUSED int32_t worker)
     uint32_t *cursor = job->cursor + t * job->blocks;
     const int shift = job->shift;
     const uint32_t in_block = (uint32_t)((INT64_C(1) << shift) - 1);
+    const int carried = is_carried(job);
     for (int64_t j = t * job->chunk, end = tl_imin(j + job->chunk, job->k); j < end; j++) {
         const uint32_t row = job->indices[j];
         if (row >= job->n) continue;
-        job->hits[cursor[row >> shift]++] = (hit){row & in_block, (uint32_t)j};
+        hit *to = job->hits + cursor[row >> shift]++;
+        to->entry = row & in_block;
+        if (carried)
+            to->value = job->values[j];
+        else
+            to->place = (uint32_t)j;
     }
 }
 
@@ -306,6 +349,7 @@ static void add_unit(const scatter_job *job, int64_t u, char *room)
     hit_list l = {.values = job->values + o * job->k * job->inner + first, .cols = job->inner};
     if (job->hits) {
         l.hits = job->hits + job->start[g], l.end = job->hits + job->start[g + 1];
+        if (is_carried(job)) l.values = NULL;
     } else {
         l.indices = job->indices + (job->io == 1 ? 0 : o) * job->k * job->ii + (own ? first : 0);
         l.k = job->k, l.n = job->n, l.run = own ? width : 1, l.step = job->ii;

@@ -3,6 +3,7 @@
 
 #include "core/interrupt.h"
 #include "core/threads.h"
+#include "cpu/choice_bundle.h"
 #include "cpu/choice_candidates.h"
 #include "cpu/spans.h"
 #include "cpu/stream.h"
@@ -11,7 +12,7 @@
 #include "generated/index.h"
 
 enum {
-    PART = 65536,     /* elements of short rows per task, and between two looks for an interruption */
+    PART = 65536,     /* elements of a row, or of short rows together, per task */
     COLUMNS = 512,    /* columns of a unit of argmax along an axis that others follow */
     TOP_TASK = 8192,  /* elements of short rows per task of top-k, which takes longer for each */
     CANDIDATES = 64,  /* of a row that top-k compares at once, at least, besides four times as many as it keeps */
@@ -19,12 +20,15 @@ enum {
     ORDER_LANES = 64, /* a loop that the compiler vectorises and does not unroll */
 };
 
+/* Units of a task, of short rows whole bundles. */
+static int64_t whole_bundles(int64_t units) { return units < TL_BUNDLE ? units : units - units % TL_BUNDLE; }
+
 /* ---- argmax and argmin --------------------------------------------------------------------------------------------- */
 
 typedef struct {
     const float *x;
     uint32_t *out;
-    int64_t outer, n, inner, units, per_task;
+    int64_t outer, n, inner, parts, units, per_task;
     float sign; /* -1 for the smallest: the negated elements' largest */
 } arg_job;
 
@@ -61,19 +65,19 @@ static inline int any_leads(const float *x, float sign, float best)
     return any;
 }
 
-/* The place of the first of the largest of n elements in that order. */
-static int64_t first_place(const float *x, int64_t inner, int64_t n, float sign, uint32_t flip)
+/* The place of the first of the largest of elements from .. to - 1 in that order. */
+static int64_t first_place(const float *x, int64_t inner, int64_t from, int64_t to, float sign, uint32_t flip)
 {
     int32_t order[ORDER_LANES], best = INT32_MIN;
-    int64_t place = 0;
-    for (int64_t first = 0; first < n; first += ORDER_LANES) {
+    int64_t place = from;
+    for (int64_t first = from; first < to; first += ORDER_LANES) {
         if (first % PART == 0 && tl_interrupted()) return place;
-        if (inner == 1 && !flip && first % GROUP == 0 && first >= 2 * GROUP && first + GROUP <= n &&
+        if (inner == 1 && !flip && first % GROUP == 0 && first >= from + 2 * GROUP && first + GROUP <= to &&
             !any_leads(x + first, sign, sign * x[place])) {
             first += GROUP - ORDER_LANES;
             continue;
         }
-        const int32_t most = read_orders(x + first * inner, inner, tl_imin(ORDER_LANES, n - first), sign, flip, order);
+        const int32_t most = read_orders(x + first * inner, inner, tl_imin(ORDER_LANES, to - first), sign, flip, order);
         if (most <= best) continue;
         int64_t at = 0;
         while (order[at] != most)
@@ -84,12 +88,25 @@ static int64_t first_place(const float *x, int64_t inner, int64_t n, float sign,
     return place;
 }
 
-/* Unit u is row u; a task owns several where they are short. */
+/* Unit u is part u % parts of row u / parts; a task owns several units where they are small, of short rows many at a time. */
 static void row_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const arg_job *job = arg;
-    for (int64_t u = task * job->per_task, end = tl_imin(job->units, u + job->per_task); u < end; u++)
-        job->out[u] = (uint32_t)first_place(job->x + u * job->n, 1, job->n, job->sign, 0);
+    int64_t u = task * job->per_task;
+    const int64_t end = tl_imin(job->units, u + job->per_task);
+    for (int64_t rows; job->n <= TL_BUNDLE_COLS && (rows = tl_imin(TL_BUNDLE, end - u)) >= TL_BUNDLE_LEAST; u += rows) {
+        tl_bundle x;
+        tl_bundle_keys key;
+        uint32_t place[TL_BUNDLE];
+        tl_read_bundle(job->x + u * job->n, rows, job->n, x);
+        tl_make_keys(x, job->n, job->sign, 0, key);
+        tl_choose(key, job->n, 1, place);
+        memcpy(job->out + u, place, (size_t)rows * sizeof *place);
+    }
+    for (; u < end; u++) {
+        const int64_t row = job->parts == 1 ? u : u / job->parts, from = (u - row * job->parts) * PART;
+        job->out[u] = (uint32_t)first_place(job->x + row * job->n, 1, from, tl_imin(from + PART, job->n), job->sign, 0);
+    }
 }
 
 /* Unit u is COLUMNS columns of one of the outer arrays: it walks down them together. */
@@ -126,28 +143,49 @@ static void column_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 static void run_units(arg_job *job, int64_t units, int64_t size, tl_task_fn fn)
 {
     job->units = units;
-    job->per_task = tl_even_units(units, size, PART);
+    job->per_task = whole_bundles(tl_even_units(units, size, PART));
     tl_parallel(tl_ceil_div(units, job->per_task), fn, job);
 }
 
-static int32_t argument(const float *x, int64_t outer, int64_t n, int64_t inner, float sign, uint32_t *out)
+static int32_t argument(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, float sign,
+                        uint32_t *out)
 {
-    arg_job job = {.x = x, .out = out, .outer = outer, .n = n, .inner = inner, .sign = sign};
-    if (inner == 1)
-        run_units(&job, outer, n, row_task);
-    else
+    arg_job job = {x, out, outer, n, inner, tl_ceil_div(n, PART), 0, 0, sign};
+    if (n == 1) {
+        memset(out, 0, (size_t)(outer * inner) * sizeof *out);
+        return TORCHLEAN_OK;
+    }
+    if (inner > 1) {
         run_units(&job, outer * tl_ceil_div(inner, COLUMNS), n * tl_imin(inner, COLUMNS), column_task);
+        return TORCHLEAN_OK;
+    }
+    void *scratch = NULL;
+    if (job.parts > 1) {
+        int32_t status = tl_pool_alloc(ctx, (size_t)(outer * job.parts) * sizeof(uint32_t), &scratch);
+        if (status) return status;
+        job.out = scratch;
+    }
+    run_units(&job, outer * job.parts, tl_imin(n, PART), row_task);
+    for (int64_t row = 0; scratch && row < outer; row++) {
+        const float *v = x + row * n;
+        const uint32_t *part = job.out + row * job.parts;
+        uint32_t place = part[0];
+        for (int64_t p = 1; p < job.parts; p++)
+            if (tl_takes_lead(sign * v[part[p]], sign * v[place])) place = part[p];
+        out[row] = place;
+    }
+    tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }
 
-int32_t tl_cpu_argmax(TL_UNUSED tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, uint32_t *out)
+int32_t tl_cpu_argmax(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, uint32_t *out)
 {
-    return argument(x, outer, n, inner, 1.0f, out);
+    return argument(ctx, x, outer, n, inner, 1.0f, out);
 }
 
-int32_t tl_cpu_argmin(TL_UNUSED tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, uint32_t *out)
+int32_t tl_cpu_argmin(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, uint32_t *out)
 {
-    return argument(x, outer, n, inner, -1.0f, out);
+    return argument(ctx, x, outer, n, inner, -1.0f, out);
 }
 
 /* ---- top-k --------------------------------------------------------------------------------------------------------- */
@@ -193,7 +231,13 @@ static void find_candidates(const top_job *job, const float *x, int64_t room, tl
             all = 0;
         }
     }
-    if (c->count > tl_imax(job->k, TL_SORT_FEW)) tl_keep_first(c, job->k);
+    if (c->count > job->k) tl_keep_first(c, job->k);
+}
+
+/* Candidates that a row has room for: so many times those that are kept that each is compared a few times on the average. */
+static int64_t room_of(int64_t n, int64_t k)
+{
+    return tl_ceil_div(tl_imin(n, 4 * k + CANDIDATES), ORDER_LANES) * ORDER_LANES;
 }
 
 static void find_some(const top_job *job, int64_t row)
@@ -204,7 +248,7 @@ static void find_some(const top_job *job, int64_t row)
     const float *const x = row_of(job, row, &out);
     tl_candidates c = {order, place, 0};
     find_candidates(job, x, job->room, &c);
-    tl_sort_few(&c, job->k, out, job->inner);
+    tl_sort_few(&c, out, job->inner);
 }
 
 static void find_many(const top_job *job, int64_t row, int32_t worker)
@@ -223,7 +267,34 @@ static void find_first(const top_job *job, int64_t row)
 {
     uint32_t *out;
     const float *const x = row_of(job, row, &out);
-    *out = (uint32_t)first_place(x, job->inner, job->n, 1.0f, job->flip);
+    *out = (uint32_t)first_place(x, job->inner, 0, job->n, 1.0f, job->flip);
+}
+
+/* `count` <= TL_BUNDLE short rows together. */
+static void find_in_bundle(const top_job *job, int64_t row, int64_t count)
+{
+    const int64_t n = job->n, inner = job->inner, k = job->k, o = row / inner, c = row - o * inner;
+    tl_bundle x;
+    tl_bundle_keys key;
+    uint32_t place[TL_CHOICES * TL_BUNDLE];
+    if (inner == 1)
+        tl_read_bundle(job->x + row * n, count, n, x);
+    else if (c + TL_BUNDLE <= inner)
+        for (int64_t j = 0; j < n; j++)
+            memcpy(x + j * TL_BUNDLE, job->x + (o * n + j) * inner + c, TL_BUNDLE * sizeof *x);
+    else
+        for (int64_t r = 0; r < TL_BUNDLE; r++) {
+            const int64_t at = row + tl_imin(r, count - 1), first = at / inner * (n - 1) * inner + at;
+            for (int64_t j = 0; j < n; j++)
+                x[j * TL_BUNDLE + r] = job->x[first + j * inner];
+        }
+    tl_make_keys(x, n, 1.0f, job->flip, key);
+    tl_choose(key, n, k, place);
+    for (int64_t r = 0; r < count; r++) {
+        const int64_t at = row + r, first = inner == 1 ? at * k : at / inner * (k - 1) * inner + at;
+        for (int64_t s = 0; s < k; s++)
+            job->out[first + s * inner] = place[s * TL_BUNDLE + r];
+    }
 }
 
 /* A task owns one row, or several short ones. */
@@ -232,6 +303,11 @@ static void top_task(void *arg, int64_t task, int32_t worker)
     const top_job *job = arg;
     int64_t row = task * job->per_task;
     const int64_t end = tl_imin(job->rows, row + job->per_task);
+    const int64_t least = job->n <= TL_BUNDLE ? 1 : TL_BUNDLE_LEAST;
+    for (int64_t rows;
+         job->n <= TL_BUNDLE_COLS && job->k <= TL_CHOICES && (rows = tl_imin(TL_BUNDLE, end - row)) >= least;
+         row += rows)
+        find_in_bundle(job, row, rows);
     for (; row < end; row++) {
         if (job->k == 1)
             find_first(job, row);
@@ -247,9 +323,8 @@ int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, i
 {
     top_job job = {.x = x, .out = out, .n = n, .inner = inner, .k = k, .flip = largest ? 0 : UINT32_MAX};
     job.rows = outer * inner;
-    /* so many times those that are kept that each candidate is compared a few times on the average */
-    job.room = tl_ceil_div(tl_imin(n, 4 * k + CANDIDATES), ORDER_LANES) * ORDER_LANES;
-    job.per_task = tl_imax(1, TOP_TASK / tl_imax(n, 1));
+    job.room = room_of(n, k);
+    job.per_task = whole_bundles(tl_imax(1, TOP_TASK / tl_imax(n, 1)));
     const int64_t tasks = tl_ceil_div(job.rows, job.per_task), workers = tasks == 1 ? 1 : tl_workers();
     if (k > TL_SORT_FEW) job.per_worker = tl_ceil_div(2 * (job.room + TL_LINE + k), TL_LINE) * 64;
     void *scratch;

@@ -46,6 +46,60 @@ static void smoothed_loss_row(const void *arg, const tl_row *r)
     TL_EACH_ROW(r, put_loss(arg, r->row + k, stat, tl_sum_of_leaves(r, r->sum, k)));
 }
 
+/* Short rows, as bundles: the losses, and the gradient. */
+static void loss_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const rows_job *j = arg;
+    const int64_t cols = tl_short(j->cols);
+    const float *const w = j->weights;
+    tl_bundle x;
+    tl_bundle_stat max, sum, spread = {0};
+    tl_read_bundle(j->base.x + row * cols, rows, cols, x);
+    tl_bundle_max(x, cols, max);
+    tl_bundle_exponential_sum(x, cols, max, sum);
+    TL_BUNDLE_ROWS(sum[r] = tl_log(sum[r]));
+    if (j->h.share > 0.0f && w)
+        TL_BUNDLE_SUM(spread, cols, w[k] * (sum[r] - (x[i] - max[r])));
+    else if (j->h.share > 0.0f)
+        TL_BUNDLE_SUM(spread, cols, sum[r] - (x[i] - max[r]));
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t label = j->labels[row + r];
+        j->base.out[row + r] = label >= cols ? 0.0f
+                                             : tl_smoothed_loss(sum[r], x[label * TL_BUNDLE + r], max[r],
+                                                                weight_of(j, label), spread[r], cols, j->h);
+    }
+}
+
+static void grad_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const rows_job *j = arg;
+    const int64_t cols = tl_short(j->cols);
+    const float *const w = j->weights;
+    const struct tl_smoothing h = j->h;
+    tl_bundle e;
+    tl_bundle_stat own = {0}, total = {0}, g = {0}, hit = {0};
+    tl_bundle_softmax(j->base.x + row * cols, rows, cols, e);
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t label = j->labels[row + r];
+        if (label >= cols) continue;
+        own[r] = weight_of(j, label);
+        total[r] = tl_smoothed_total(own[r], j->total, cols, h);
+        g[r] = j->g[row + r];
+        hit[r] = tl_smoothed_grad(e[label * TL_BUNDLE + r], total[r], own[r], own[r], 1, cols, g[r], h);
+    }
+    if (w)
+        TL_BUNDLE_EACH(cols, e[i] = tl_smoothed_grad(e[i], total[r], w[k], own[r], 0, cols, g[r], h));
+    else
+        TL_BUNDLE_EACH(cols, e[i] = tl_smoothed_grad(e[i], total[r], 1.0f, own[r], 0, cols, g[r], h));
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t label = j->labels[row + r];
+        for (int64_t k = 0; label >= cols && k < cols; k++)
+            e[k * TL_BUNDLE + r] = 0.0f;
+        if (label < cols) e[label * TL_BUNDLE + r] = hit[r];
+    }
+    tl_write_bundle(j->base.out + row * cols, rows, cols, e);
+}
+
 int32_t tl_cpu_cross_entropy_rows(tl_context *ctx, const float *logits, const uint32_t *labels, const float *weights,
                                   int64_t rows, int64_t cols, float smoothing, float *out)
 {
@@ -56,7 +110,7 @@ int32_t tl_cpu_cross_entropy_rows(tl_context *ctx, const float *logits, const ui
         .base = {logits, out}, .labels = labels, .weights = weights, .cols = cols, .h = tl_smoothing_of(smoothing)};
     for (int64_t r = 0; cols == 0 && r < rows; r++)
         out[r] = 0.0f; /* no label is a class */
-    return tl_run_rows(ctx, &j, smoothing > 0.0f ? smoothed : plain, smoothing > 0.0f ? 3 : 2, NULL, rows, cols);
+    return tl_run_rows(ctx, &j, smoothing > 0.0f ? smoothed : plain, smoothing > 0.0f ? 3 : 2, loss_bundle, rows, cols);
 }
 
 TL_LEAF(smoothed_grad_leaf)
@@ -89,5 +143,5 @@ int32_t tl_cpu_cross_entropy_rows_bwd(tl_context *ctx, const float *logits, cons
         {maximum_leaf, maximum_row}, {exponentials_leaf, reciprocal_row}, {smoothed_grad_leaf, NULL}};
     rows_job j = {{logits, glogits}, labels, weights, g, cols, tl_smoothing_of(smoothing), (float)cols};
     const int32_t status = weights ? tl_row_sums(ctx, weights, 1, cols, 0, &j.total) : TORCHLEAN_OK;
-    return status ? status : tl_run_rows(ctx, &j, phases, 3, NULL, rows, cols);
+    return status ? status : tl_run_rows(ctx, &j, phases, 3, grad_bundle, rows, cols);
 }

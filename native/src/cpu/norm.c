@@ -82,10 +82,49 @@ TL_LEAF(channel_leaf)
     TL_WRITE(a->stream, a->out + p->at, p->n, fmaf(tl_normalised(x[i], mean, istd), gamma, beta));
 }
 
+/* Keeps the statistics of `rows` short rows where they are wanted. */
+static inline void keep_statistics(const job *a, int64_t row, int64_t rows, const float *mean, const float *istd)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        if (a->means) a->means[row + r] = mean[r];
+        if (a->istds) a->istds[row + r] = istd[r];
+    }
+}
+
+/* Short rows: the inverse deviations of a bundle around the means. */
+static inline void bundle_deviations(const job *a, float *x, const float *mean, float *istd)
+{
+    tl_bundle_stat sum;
+    TL_BUNDLE_SUM(sum, tl_short(a->cols), tl_square_of_difference(x[i], mean[r]));
+    TL_BUNDLE_ROWS(istd[r] = tl_inverse_deviation(sum[r], tl_short(a->cols), a->eps));
+}
+
+static inline void bundle_means(const job *a, float *x, float *mean)
+{
+    tl_bundle_stat sum;
+    TL_BUNDLE_SUM(sum, tl_short(a->cols), x[i]);
+    TL_BUNDLE_ROWS(mean[r] = tl_per_count(sum[r], tl_short(a->cols)));
+}
+
+static void layer_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const job *a = arg;
+    const int64_t cols = tl_short(a->cols);
+    const float *gamma = a->gamma, *beta = a->beta;
+    tl_bundle x;
+    tl_bundle_stat mean, istd;
+    tl_read_bundle(a->x + row * cols, rows, cols, x);
+    bundle_means(a, x, mean);
+    bundle_deviations(a, x, mean, istd);
+    keep_statistics(a, row, rows, mean, istd);
+    TL_BUNDLE_EACH(cols, x[i] = fmaf(tl_normalised(x[i], mean[r], istd[r]), gamma[k], beta[k]));
+    tl_write_bundle(a->out + row * cols, rows, cols, x);
+}
+
 static int32_t run_layer(tl_context *ctx, const job *a)
 {
     static const tl_row_phase phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_leaf, NULL}};
-    return tl_run_rows(ctx, a, phases, 3, NULL, a->rows, a->cols);
+    return tl_run_rows(ctx, a, phases, 3, layer_bundle, a->rows, a->cols);
 }
 
 int32_t tl_cpu_layer_norm(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
@@ -143,12 +182,18 @@ int32_t tl_cpu_batchnorm_channel_first(tl_context *ctx, const float *x, const fl
 }
 
 /* Rows around 0: the mean is 0 throughout, and beta is none. */
-static void no_leaf(TL_UNUSED const void *arg, TL_UNUSED const tl_leaf *first, TL_UNUSED int64_t rows) {}
+TL_LEAF(plain_squares_leaf)
+{
+    const job *a = arg;
+    const float *x = a->x + p->at;
+    TL_LEAF_SUM(*p->sum, p->n, x[i] * x[i]);
+}
 
-static void zero_row(const void *arg, const tl_row *r)
+static void plain_deviation_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
     TL_EACH_ROW(r, stat[MEAN] = stat[MEAN_A] = 0.0f; if (a->means) a->means[r->row + k] = 0.0f);
+    deviation_row(arg, r);
 }
 
 TL_LEAF(rms_leaf)
@@ -158,10 +203,31 @@ TL_LEAF(rms_leaf)
     TL_WRITE(a->stream, a->out + p->at, p->n, (x[i] * istd) * gamma[i]);
 }
 
+static inline void bundle_plain_deviations(const job *a, float *x, float *istd)
+{
+    tl_bundle_stat sum;
+    TL_BUNDLE_SUM(sum, tl_short(a->cols), x[i] * x[i]);
+    TL_BUNDLE_ROWS(istd[r] = tl_inverse_deviation(sum[r], tl_short(a->cols), a->eps));
+}
+
+static void rms_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const job *a = arg;
+    const int64_t cols = tl_short(a->cols);
+    const float *gamma = a->gamma;
+    tl_bundle x;
+    tl_bundle_stat istd;
+    tl_read_bundle(a->x + row * cols, rows, cols, x);
+    bundle_plain_deviations(a, x, istd);
+    keep_statistics(a, row, rows, NULL, istd);
+    TL_BUNDLE_EACH(cols, x[i] = (x[i] * istd[r]) * gamma[k]);
+    tl_write_bundle(a->out + row * cols, rows, cols, x);
+}
+
 static int32_t run_rms(tl_context *ctx, const job *a)
 {
-    static const tl_row_phase phases[] = {{no_leaf, zero_row}, {squares_leaf, deviation_row}, {rms_leaf, NULL}};
-    return tl_run_rows(ctx, a, phases, 3, NULL, a->rows, a->cols);
+    static const tl_row_phase phases[] = {{plain_squares_leaf, plain_deviation_row}, {rms_leaf, NULL}};
+    return tl_run_rows(ctx, a, phases, 2, rms_bundle, a->rows, a->cols);
 }
 
 int32_t tl_cpu_rms_norm(tl_context *ctx, const float *x, const float *gamma, int64_t rows, int64_t cols, float eps,
@@ -239,6 +305,8 @@ TL_LEAF(channel_grad_leaf)
 }
 
 /* In place of the phases that compute the statistics, where these are given. */
+static void no_leaf(TL_UNUSED const void *arg, TL_UNUSED const tl_leaf *first, TL_UNUSED int64_t rows) {}
+
 static void given_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
@@ -254,7 +322,7 @@ static const tl_row_phase given_rms_grad_phases[] = {
 static const tl_row_phase layer_grad_phases[] = {
     {sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_means_leaf, means_row}, {layer_grad_leaf, NULL}};
 static const tl_row_phase rms_grad_phases[] = {
-    {no_leaf, zero_row}, {squares_leaf, deviation_row}, {products_leaf, product_mean_row}, {layer_grad_leaf, NULL}};
+    {plain_squares_leaf, plain_deviation_row}, {products_leaf, product_mean_row}, {layer_grad_leaf, NULL}};
 
 int32_t tl_cpu_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g,
                                            int64_t channels, int64_t height, int64_t width, float eps, float *gx,
@@ -281,6 +349,7 @@ typedef struct columns_job {
     job rows;
     const tl_row_phase *phases; /* the last two are the gradient's */
     int32_t count;
+    int centred;                     /* rows around their means: those of layer_norm */
     float *chains;                   /* of each worker: CHAINS rows for gamma, CHAINS rows for beta */
     float *gamma_parts, *beta_parts; /* (chunks, cols) */
 } columns_job;
@@ -327,6 +396,67 @@ static inline void join_chains(const float *chains, int64_t n, float *restrict o
 {
     for (int64_t j = 0; j < n; j++)
         out[j] = (chains[j] + chains[n + j]) + (chains[2 * n + j] + chains[3 * n + j]);
+}
+
+/* The gradient of `rows` short rows, and their share of the chains: element k of chain c stands at k*TL_COLUMN_CHAINS + c, and a
+ * bundle begins with a row of chain 0. */
+static inline void grad_bundle(const columns_job *c, int64_t row, int64_t rows, float *restrict ggamma,
+                               float *restrict gbeta)
+{
+    const job *a = &c->rows;
+    const int64_t cols = tl_short(a->cols);
+    const float *gamma = a->gamma;
+    tl_bundle xhat, g;
+    tl_bundle_stat mean = {0}, istd, sum, mean_a = {0}, mean_ax;
+    tl_read_bundle(a->x + row * cols, rows, cols, xhat);
+    tl_read_bundle(a->g + row * cols, rows, cols, g);
+    if (a->given_istds) {
+        for (int64_t r = 0; r < TL_BUNDLE; r++) { /* the last row stands for those that are missing */
+            const int64_t from = row + (r < rows ? r : rows - 1);
+            mean[r] = a->given_means ? a->given_means[from] : 0.0f;
+            istd[r] = a->given_istds[from];
+        }
+    } else if (c->centred) {
+        bundle_means(a, xhat, mean);
+        bundle_deviations(a, xhat, mean, istd);
+    } else {
+        bundle_plain_deviations(a, xhat, istd);
+    }
+    TL_BUNDLE_EACH(cols, xhat[i] = tl_normalised(xhat[i], mean[r], istd[r]));
+    for (int64_t k = 0; k < cols; k++)
+        for (int64_t r = 0; r < rows; r += TL_COLUMN_CHAINS) {
+            const float *const gs = g + k * TL_BUNDLE + r, *const xs = xhat + k * TL_BUNDLE + r;
+            const int64_t chains = tl_imin(rows - r, TL_COLUMN_CHAINS);
+            for (int64_t l = 0; l < chains; l++) {
+                ggamma[k * TL_COLUMN_CHAINS + l] += gs[l] * xs[l];
+                gbeta[k * TL_COLUMN_CHAINS + l] += gs[l];
+            }
+        }
+    if (!a->out) return;
+    if (c->centred) {
+        TL_BUNDLE_SUM(sum, cols, g[i] * gamma[k]);
+        TL_BUNDLE_ROWS(mean_a[r] = tl_per_count(sum[r], cols));
+    }
+    TL_BUNDLE_SUM(sum, cols, (g[i] * gamma[k]) * xhat[i]);
+    TL_BUNDLE_ROWS(mean_ax[r] = tl_per_count(sum[r], cols));
+    TL_BUNDLE_EACH(cols, g[i] = tl_norm_grad(g[i] * gamma[k], xhat[i], mean_a[r], mean_ax[r], istd[r]));
+    tl_write_bundle(a->out + row * cols, rows, cols, g);
+}
+
+/* A task is a chunk of short rows. */
+static void short_chunk_task(void *arg, int64_t chunk, TL_UNUSED int32_t worker)
+{
+    const columns_job *c = arg;
+    const int64_t cols = c->rows.cols, from = chunk * TL_COLUMN_CHUNK;
+    const int64_t last = tl_imin(c->rows.rows, from + TL_COLUMN_CHUNK);
+    float ggamma[TL_COLUMN_CHAINS * TL_BUNDLE_COLS] = {0}, gbeta[TL_COLUMN_CHAINS * TL_BUNDLE_COLS] = {0};
+    for (int64_t row = from; row < last; row += TL_BUNDLE)
+        grad_bundle(c, row, tl_imin(last - row, TL_BUNDLE), ggamma, gbeta);
+    for (int64_t k = 0; k < cols; k++) {
+        const float *const u = ggamma + k * TL_COLUMN_CHAINS, *const v = gbeta + k * TL_COLUMN_CHAINS;
+        c->gamma_parts[chunk * cols + k] = (u[0] + u[1]) + (u[2] + u[3]);
+        c->beta_parts[chunk * cols + k] = (v[0] + v[1]) + (v[2] + v[3]);
+    }
 }
 
 /* A task is a chunk of rows of one leaf each. */
@@ -390,7 +520,9 @@ static int32_t run_columns(tl_context *ctx, columns_job c, float *ggamma, float 
     c.gamma_parts = scratch;
     c.beta_parts = c.gamma_parts + chunks * cols;
     c.chains = c.beta_parts + chunks * cols;
-    if (fused) {
+    if (cols > 0 && cols <= TL_BUNDLE_COLS && rows >= TL_BUNDLE_LEAST) {
+        tl_parallel(chunks, short_chunk_task, &c);
+    } else if (fused) {
         tl_parallel(chunks, chunk_task, &c);
     } else if (rows > 0) {
         c.rows.means = c.chains;
@@ -409,13 +541,14 @@ int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamm
 {
     columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx), .phases = layer_grad_phases, .count = 4};
     c.rows.g = g;
+    c.centred = 1;
     return run_columns(ctx, c, ggamma, gbeta);
 }
 
 int32_t tl_cpu_rms_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
                             int64_t cols, float eps, float *gx, float *ggamma)
 {
-    columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx), .phases = rms_grad_phases, .count = 4};
+    columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx), .phases = rms_grad_phases, .count = 3};
     c.rows.g = g;
     return run_columns(ctx, c, ggamma, NULL);
 }
@@ -425,7 +558,7 @@ static int32_t run_given(tl_context *ctx, columns_job c, const float *g, const f
                          float *ggamma, float *gbeta)
 {
     void *scratch;
-    c.count = 3;
+    c.count = 3, c.centred = means != NULL;
     c.rows.g = g, c.rows.given_means = means, c.rows.given_istds = istds;
     int32_t status = fill_absent(ctx, &c.rows, &scratch);
     if (!status) status = run_columns(ctx, c, ggamma, gbeta);

@@ -7,6 +7,7 @@
  *
  * The order of additions is that of formula/sum_tree.h. A maximum has no order, so it takes the same cuts. */
 #include "cpu/extreme.h"
+#include "cpu/reduce.h"
 #include "cpu/reduce_units.h"
 #include "cpu/row_bundle.h"
 #include "cpu/stream.h"
@@ -22,17 +23,18 @@ enum {
 
 /* ---- extremes ---------------------------------------------------------------------------------------------------- */
 
-PASS extend_ranges(const float *row, int64_t width, int32_t *restrict least, int32_t *restrict greatest)
+PASS range_of_four_rows(const float *const row[4], int64_t width, int32_t *restrict least, int32_t *restrict greatest)
 {
-    const bits32 *bits = (const bits32 *)row;
+    const bits32 *a = (const bits32 *)row[0], *b = (const bits32 *)row[1];
+    const bits32 *c = (const bits32 *)row[2], *d = (const bits32 *)row[3];
     for (int64_t j = 0; j < width; j++) {
-        const int32_t key = order_key(bits[j]);
-        least[j] = lesser(least[j], key);
-        greatest[j] = greater(greatest[j], key);
+        const int32_t ka = order_key(a[j]), kb = order_key(b[j]), kc = order_key(c[j]), kd = order_key(d[j]);
+        least[j] = lesser(least[j], lesser(lesser(ka, kb), lesser(kc, kd)));
+        greatest[j] = greater(greatest[j], greater(greater(ka, kb), greater(kc, kd)));
     }
 }
 
-/* Extremes of a chunk's columns. */
+/* Extremes of a chunk's columns; four rows per pass over the tile's running ranges. */
 static void chunk_extremes(const float *x, int64_t rows, int64_t stride, int64_t width, int smallest, float *out)
 {
     _Alignas(64) int32_t least[TL_COLUMN_TILE], greatest[TL_COLUMN_TILE];
@@ -40,8 +42,12 @@ static void chunk_extremes(const float *x, int64_t rows, int64_t stride, int64_t
         least[j] = INT32_MAX;
         greatest[j] = INT32_MIN;
     }
-    for (int64_t r = 0; r < rows; r++)
-        extend_ranges(x + r * stride, width, least, greatest);
+    for (int64_t r = 0; r < rows; r += 4) {
+        const float *row[4];
+        for (int64_t i = 0; i < 4; i++)
+            row[i] = x + tl_imin(r + i, rows - 1) * stride; /* past the end the last row counts again */
+        range_of_four_rows(row, width, least, greatest);
+    }
     for (int64_t j = 0; j < width; j++)
         out[j] = from_keys(least[j], greatest[j], smallest);
 }
@@ -71,7 +77,7 @@ static void sum_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
         for (int32_t r = 0; r < TL_BUNDLE; r++)
             a.out[row + r] = tl_end_sum(sum[r], a.count);
     }
-    const int far = a.g.units * a.cols >= TL_FETCH_FROM;
+    const int far = a.g.units * a.cols >= TL_FETCH_FROM && a.cols <= TL_SUM_FEW;
     for (; row < last; row++) {
         const float *const x = a.x + row * a.cols;
         for (int64_t i = 0; far && i < a.cols; i += TL_LINE)
@@ -80,11 +86,43 @@ static void sum_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
+/* Rows of so few elements that a constant number of them is a few straight instructions. */
+static inline __attribute__((always_inline)) void narrow_extremes(const float *restrict x, int64_t rows, int64_t cols,
+                                                                  int smallest, float *restrict out)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        int32_t least = INT32_MAX, greatest = INT32_MIN;
+        for (int64_t i = 0; i < cols; i++) {
+            const int32_t key = order_key(tl_bits(x[r * cols + i]));
+            least = lesser(least, key);
+            greatest = greater(greatest, key);
+        }
+        out[r] = from_keys(least, greatest, smallest);
+    }
+}
+
 static void extreme_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const rows_args a = *(const rows_args *)arg;
-    EACH_UNIT (row, a.g, task)
-        a.out[row] = leaf_extreme(a.x + row * a.cols, a.cols, a.smallest);
+    const int64_t first = task * a.g.per_task, rows = tl_imin(a.g.units - first, a.g.per_task);
+    const float *x = a.x + first * a.cols;
+    float *out = a.out + first;
+#define NARROW(width) \
+    case width: narrow_extremes(x, rows, width, a.smallest, out); break;
+    switch (a.cols) {
+        NARROW(1)
+        NARROW(2)
+        NARROW(3)
+        NARROW(4)
+        NARROW(5)
+        NARROW(6)
+        NARROW(7)
+        NARROW(8)
+    default:
+        for (int64_t r = 0; r < rows; r++)
+            out[r] = leaf_extreme(x + r * a.cols, a.cols, a.smallest);
+    }
+#undef NARROW
 }
 
 /* A unit is one leaf of a row. */
@@ -217,9 +255,24 @@ static axis_view view_axis(const tl_dims *dims, int64_t axis)
     return v;
 }
 
+/* Sums and means of one element each: it plus +0. */
+static void copy_span(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const rows_args a = *(const rows_args *)arg;
+    const int64_t first = task * TASK, n = tl_imin(a.g.units - first, TASK);
+    const float *const x = a.x + first;
+    float *const out = a.out + first;
+    for (int64_t i = 0; i < n; i++)
+        out[i] = x[i] + 0.0f;
+}
+
 static int32_t sum_axis(tl_context *ctx, const float *x, axis_view v, int64_t count, float *out)
 {
-    if (v.length == 1) v = (axis_view){v.outer * v.inner, 1, 1};
+    if (v.length == 1) {
+        rows_args a = {.g = {v.outer * v.inner, TASK}, .x = x, .out = out};
+        tl_parallel(tl_ceil_div(a.g.units, TASK), copy_span, &a);
+        return TORCHLEAN_OK;
+    }
     return v.inner == 1 ? tl_row_sums(ctx, x, v.outer, v.length, count, out)
                         : tl_column_sums(ctx, x, v.outer, v.length, v.inner, count, out);
 }

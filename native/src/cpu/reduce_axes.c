@@ -1,15 +1,16 @@
 /* Reductions over any set of axes on the CPU, and their gradients, in the order of formula/fold.h.
  *
- * A unit is a segment of the reduced elements and a tile of the kept elements that lie side by side. Its lanes stand in an array in L1,
- * so a loop runs over independent elements: over a row of the tile, and where the rows lie side by side over one of each lane. Where
- * the last axis is reduced the elements of a few results, or of a few segments of one, are turned first, so that they lie so. The
- * segments' values are folded in the same way until one is left. Deviations take the elements of a unit twice, for its mean too.
+ * A unit is a segment of the reduced elements and a tile of the kept elements that lie side by side (one where the last axis is
+ * reduced). Its lanes stand in an array in L1, so a loop runs over independent elements: over a row of the tile, and where the
+ * rows lie side by side over one of each lane. Where a tile is one element wide, its few lanes would wait for each other's
+ * results; units are then taken in groups, packed so that a row holds an element of every lane of every unit. The segments'
+ * values are folded in the same way until one is left. Deviations take the elements of a unit twice, for its mean too.
  *
  * An extreme has no order of additions, so that it is found as in reduce.c. */
 #include "core/threads.h"
 #include "cpu/fold_slopes.h"
 #include "cpu/fold_units.h"
-#include "cpu/sum_tree.h"
+#include "cpu/reduce.h"
 #include "formula/fold.h"
 #include "generated/reduce.h"
 
@@ -17,9 +18,19 @@ static void fold_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const fold *a = arg;
     const int64_t from = task * a->per_task, last = tl_imin(a->units, from + a->per_task);
-    void (*const fold_one)(const fold *, int64_t) = a->from ? join_unit : a->f.inner == 1 ? fold_turned : fold_unit;
+    if (!a->from && a->f.inner == 1) {
+        fold_groups(a, from, last);
+        return;
+    }
     for (int64_t u = from; u < last; u++)
-        fold_one(a, u);
+        (a->from ? join_unit : fold_unit)(a, u);
+}
+
+static void run_units(fold *a, int64_t units, int64_t size, tl_task_fn fn)
+{
+    a->units = units;
+    a->per_task = tl_even_units(units, size, task_of(a->kind));
+    tl_parallel(tl_ceil_div(units, a->per_task), fn, a);
 }
 
 static int32_t run_fold(tl_context *ctx, fold a)
@@ -34,13 +45,6 @@ static int32_t run_fold(tl_context *ctx, fold a)
         a.segments = tl_imax(1, tl_ceil_div(a.length, TL_FOLD_SEGMENT));
         a.width = a.from ? 1 : tl_imin(a.f.inner, FOLD_ROOM / (planes * a.lanes) / TAKE_WIDTH * TAKE_WIDTH);
         a.tiles = a.from ? 1 : tl_ceil_div(a.f.inner, a.width > 0 ? a.width : 1);
-        int64_t units = (a.from ? a.results : a.f.outer * a.tiles) * a.segments;
-        if (!a.from && a.f.inner == 1) {
-            a.width = tl_imin(TL_GEMM_NR, FOLD_CELLS / tl_imin(tl_imax(a.length, 1), TL_FOLD_SEGMENT));
-            a.along = a.segments > a.results;
-            a.tiles = a.along ? tl_ceil_div(a.segments - 1, a.width) + 1 : a.segments;
-            units = (a.along ? a.results : tl_ceil_div(a.results, a.width)) * a.tiles;
-        }
         a.to = a.values;
         void *next = NULL;
         if (a.segments > 1) {
@@ -52,9 +56,8 @@ static int32_t run_fold(tl_context *ctx, fold a)
             }
             a.to = next;
         }
-        a.units = units;
-        a.per_task = tl_even_units(units, a.width * tl_imin(a.length, TL_FOLD_SEGMENT), task_of(a.kind));
-        tl_parallel(tl_ceil_div(units, a.per_task), fold_task, &a);
+        run_units(&a, (a.from ? a.results : a.f.outer * a.tiles) * a.segments,
+                  a.width * tl_imin(a.length, TL_FOLD_SEGMENT), fold_task);
         tl_pool_free(ctx, scratch);
         if (a.segments == 1) return TORCHLEAN_OK;
         a.from = scratch = next;
@@ -146,6 +149,59 @@ static fold fold_of(enum tl_fold_kind kind, const float *x, const tl_dims *dims,
     return a;
 }
 
+/* Where one element is reduced it is the result, or with `absolute` its absolute value is: a norm of it takes a power of two times
+ * 1 + 2^-33 at most, which rounds to it, and a product is exact. */
+static void element_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const fold *a = arg;
+    const int64_t from = task * FOLD_TASK, last = tl_imin(a->results, from + FOLD_TASK);
+    for (int64_t i = from; i < last; i++)
+        a->out[i] = fabsf(a->x[i]);
+}
+
+static int32_t write_elements(fold *a, int absolute)
+{
+    a->results = a->f.outer * a->f.inner;
+    if (absolute)
+        tl_parallel(tl_ceil_div(a->results, FOLD_TASK), element_task, a);
+    else
+        tl_copy(a->out, a->x, (size_t)a->results * sizeof(float), tl_workers());
+    return TORCHLEAN_OK;
+}
+
+/* Products of rows of at most NARROW elements, a constant, which need no powers of two beside them: one of eight numbers of float32
+ * is below 2^1024, and where one of seven is below the normal range the result is 0. */
+enum { NARROW = 8 };
+
+static inline __attribute__((always_inline)) void multiply_narrow(const float *restrict x, int64_t rows, int64_t n,
+                                                                  float *restrict out)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        double product = (double)x[r * n];
+        for (int64_t k = 1; k < n; k++)
+            product *= (double)x[r * n + k];
+        out[r] = (float)product;
+    }
+}
+
+/* A task is `per_task` rows, which lie side by side. */
+static void narrow_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const fold *a = arg;
+    const int64_t from = task * a->per_task, rows = tl_imin(a->results - from, a->per_task), n = a->f.length;
+    const float *const x = a->x + from * n;
+    float *const out = a->out + from;
+    switch (n) {
+    case 2: multiply_narrow(x, rows, 2, out); break;
+    case 3: multiply_narrow(x, rows, 3, out); break;
+    case 4: multiply_narrow(x, rows, 4, out); break;
+    case 5: multiply_narrow(x, rows, 5, out); break;
+    case 6: multiply_narrow(x, rows, 6, out); break;
+    case 7: multiply_narrow(x, rows, 7, out); break;
+    default: multiply_narrow(x, rows, NARROW, out);
+    }
+}
+
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
 
 typedef struct spread {
@@ -231,6 +287,13 @@ int32_t tl_cpu_prod(tl_context *ctx, const float *x, const tl_dims *dims, int64_
 {
     fold a = fold_of(TL_FOLD_PRODUCT, x, dims, axes, 0.0, 0);
     a.out = out;
+    if (a.f.length == 1) return write_elements(&a, 0);
+    if (a.f.length > 0 && a.f.length <= NARROW && a.f.inner == 1 && a.f.reduced == 1 && a.f.kept <= 1) {
+        a.results = a.f.outer;
+        a.per_task = FOLD_TASK / a.f.length;
+        tl_parallel(tl_ceil_div(a.results, a.per_task), narrow_task, &a);
+        return TORCHLEAN_OK;
+    }
     return run_fold(ctx, a);
 }
 
@@ -274,6 +337,7 @@ int32_t tl_cpu_vector_norm(tl_context *ctx, const float *x, const tl_dims *dims,
 {
     fold a = fold_of(norm_kind(p), x, dims, axes, (double)p, 0);
     a.out = out;
+    if (a.f.length == 1) return write_elements(&a, 1);
     if (a.kind != TL_FOLD_POWER) return run_fold(ctx, a);
     a.kind = TL_FOLD_LARGEST;
     a.out = NULL;

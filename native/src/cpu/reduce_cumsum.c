@@ -55,6 +55,16 @@ static void end_chunks(state *t, int64_t done)
         memcpy(t->sum[top], t->sum[top + 1], (size_t)t->width * sizeof(double));
 }
 
+static inline __attribute__((always_inline)) void add_row(const float *restrict x, double *restrict sum,
+                                                          double *restrict total, int64_t width, float *restrict out)
+{
+    for (int64_t j = 0; j < width; j++) {
+        sum[j] += (double)x[j];
+        total[j] += (double)x[j];
+        out[j] = (float)sum[j];
+    }
+}
+
 /* n elements of one column, `step` apart, whose sums stay in registers. */
 static inline void add_column(const float *restrict x, int64_t step, int64_t n, state *t, float *restrict out)
 {
@@ -67,16 +77,6 @@ static inline void add_column(const float *restrict x, int64_t step, int64_t n, 
     t->sum[0][0] = sum, t->total[0][0] = total;
 }
 
-static inline void add_row(const float *restrict x, double *restrict sum, double *restrict total, int64_t width,
-                           float *restrict out)
-{
-    for (int64_t j = 0; j < width; j++) {
-        sum[j] += (double)x[j];
-        total[j] += (double)x[j];
-        out[j] = (float)sum[j];
-    }
-}
-
 /* Columns c0 .. c0 + width - 1 of slice o. */
 static void add_columns(const cumsum *a, state *t, int64_t o, int64_t c0)
 {
@@ -84,9 +84,16 @@ static void add_columns(const cumsum *a, state *t, int64_t o, int64_t c0)
     int64_t at = (o * a->length + (a->reverse ? a->length - 1 : 0)) * a->inner + c0;
     for (int64_t i = 0; i < a->length; i += TL_CUMSUM_CHUNK) {
         const int64_t n = tl_imin(TL_CUMSUM_CHUNK, a->length - i);
-        if (t->width == 1) add_column(a->x + at, step, n, t, a->out + at);
-        for (int64_t k = 0, from = at; t->width > 1 && k < n; k++, from += step)
-            add_row(a->x + from, t->sum[0], t->total[0], t->width, a->out + from);
+        const float *const x = a->x + at;
+        float *const out = a->out + at;
+        if (t->width == 1)
+            add_column(x, step, n, t, out);
+        else
+            for (int64_t k = 0; k < n; k++)
+                if (t->width == COLUMNS) /* a constant, for a loop without a head and a rest */
+                    add_row(x + k * step, t->sum[0], t->total[0], COLUMNS, out + k * step);
+                else
+                    add_row(x + k * step, t->sum[0], t->total[0], t->width, out + k * step);
         at += n * step;
         if (n == TL_CUMSUM_CHUNK) end_chunks(t, i + n);
     }

@@ -15,6 +15,7 @@ enum {
     NARROW = 16,  /* and at least: a line of the cache */
     ROWS = 4,     /* steps taken at once, h, s and P staying in registers; divides a chunk */
     STATE_ROWS = 4 + ROWS + 2 * TL_COLUMN_CHAINS,
+    FEW = 2048, /* floats of state on the stack, which may be that of a small thread */
 };
 
 static const float zeros[WIDTH];
@@ -29,19 +30,19 @@ typedef struct scan_call {
     float *gA, *gB, *gx, *gh0; /* reverse; any may be NULL */
     float *sums_A, *sums_B;    /* reverse with constant coefficients: a row per chunk */
     int64_t chunks, block, blocks;
-    float *scratch; /* of the workers: a block's state each */
+    float *scratch; /* of the workers, where a block's state does not fit the stack */
 } scan_call;
 
-/* A block's rows of `block` channels each, in the worker's scratch. */
+/* A block's rows of `block` channels each: in FEW floats on the stack, or in the worker's scratch. */
 typedef struct scan_state {
     float *h, *s, *P, *carry;
     float *q[ROWS];                                   /* reverse: the h of the steps just taken */
     float *A[TL_COLUMN_CHAINS], *B[TL_COLUMN_CHAINS]; /* the chains of a chunk's sums of gA and gB */
 } scan_state;
 
-static scan_state make_state(const scan_call *f, int32_t worker)
+static scan_state make_state(const scan_call *f, float *few, int32_t worker)
 {
-    float *at = f->scratch + worker * STATE_ROWS * f->block;
+    float *at = f->scratch ? f->scratch + worker * STATE_ROWS * f->block : few;
     scan_state v;
     float **const rows[] = {&v.h, &v.s, &v.P, &v.carry};
     for (int i = 0; i < 4; i++, at += f->block)
@@ -69,7 +70,10 @@ typedef struct scan_rows {
     float *q[ROWS];
 } scan_rows;
 
-/* m steps of n channels: h, and with `own` the chunk's own map. */
+/* What runs of a chunk's own map. */
+enum scan_own { OWN_NONE, OWN_STATE, OWN_MAP };
+
+/* m steps of n channels: h, and what `own` says of the chunk's own map. */
 static inline __attribute__((always_inline)) void advance(const scan_rows *rows, scan_state *v, int64_t n, int m,
                                                           int scaled, int own)
 {
@@ -84,11 +88,11 @@ static inline __attribute__((always_inline)) void advance(const scan_rows *rows,
             hj = fmaf(c, hj, b);
             r.q[u][j] = hj;
             if (own) sj = fmaf(c, sj, b);
-            if (own) Pj = Pj * c;
+            if (own == OWN_MAP) Pj = Pj * c;
         }
         h[j] = hj;
         if (own) s[j] = sj;
-        if (own) P[j] = Pj;
+        if (own == OWN_MAP) P[j] = Pj;
     }
 }
 
@@ -103,12 +107,24 @@ static void take_steps(const scan_call *f, scan_state *v, scan_rows *r, int64_t 
         r->x[u] = (f->g ? f->g : f->x) + at;
         r->q[u] = f->g ? v->q[u] : f->h + at;
     }
-    if (m == ROWS && own)
-        f->g ? advance(r, v, n, ROWS, 0, 1) : advance(r, v, n, ROWS, 1, 1);
+#define TAKE(scaled)                                     \
+    do {                                                 \
+        if (own == OWN_MAP)                              \
+            advance(r, v, n, ROWS, scaled, OWN_MAP);     \
+        else if (own == OWN_STATE)                       \
+            advance(r, v, n, ROWS, scaled, OWN_STATE);   \
+        else                                             \
+            advance(r, v, n, ROWS, scaled, OWN_NONE);    \
+    } while (0)
+    if (m == ROWS && f->g)
+        TAKE(0);
     else if (m == ROWS)
-        f->g ? advance(r, v, n, ROWS, 0, 0) : advance(r, v, n, ROWS, 1, 0);
+        TAKE(1);
+    else if (f->g)
+        advance(r, v, n, 1, 0, OWN_NONE);
     else
-        f->g ? advance(r, v, n, 1, 0, 0) : advance(r, v, n, 1, 1, 0);
+        advance(r, v, n, 1, 1, OWN_NONE);
+#undef TAKE
 }
 
 /* a[j] = b[j]·c[j] */
@@ -146,7 +162,7 @@ static void close_chains(float *const *chains, float *sums, int64_t n)
         sums[j] = (chains[0][j] + chains[1][j]) + (chains[2][j] + chains[3][j]);
 }
 
-/* The steps of one chunk from the h in v, and with `own` its map. */
+/* The steps of one chunk from the h in v; `own` says what runs of its map. */
 static void run_chunk(const scan_call *f, scan_state *v, int64_t chunk, int64_t j0, int64_t n, int own)
 {
     const int64_t first = chunk * TL_SCAN_CHUNK, last = tl_imin(first + TL_SCAN_CHUNK, f->T);
@@ -166,10 +182,14 @@ static void run_chunk(const scan_call *f, scan_state *v, int64_t chunk, int64_t 
     if (sums && f->gB) close_chains(v->B, f->sums_B + chunk * f->D + j0, n);
 }
 
-static void identity_map(scan_state *v, int64_t n)
+/* The identity map, or with own = OWN_STATE one that keeps its product. */
+static void identity_map(scan_state *v, int64_t n, int own)
 {
     for (int64_t j = 0; j < n; j++)
-        v->s[j] = 0.0f, v->P[j] = 1.0f;
+        v->s[j] = 0.0f;
+    if (own == OWN_MAP)
+        for (int64_t j = 0; j < n; j++)
+            v->P[j] = 1.0f;
 }
 
 static void start(const scan_call *f, float *h, int64_t j0, int64_t n)
@@ -186,12 +206,16 @@ static void walk_task(void *arg, int64_t task, int32_t worker)
 {
     const scan_call *f = arg;
     const int64_t j0 = task * f->block, n = tl_imin(f->block, f->D - j0);
-    scan_state v = make_state(f, worker);
+    _Alignas(64) float few[FEW];
+    scan_state v = make_state(f, few, worker);
     start(f, v.h, j0, n);
     for (int64_t chunk = 0; chunk < f->chunks && !tl_interrupted(); chunk++) {
         memcpy(v.carry, v.h, (size_t)n * sizeof(float));
-        identity_map(&v, n);
-        run_chunk(f, &v, chunk, j0, n, chunk + 1 < f->chunks);
+        /* Constant coefficients have one product; a reverse scan's first chunk, which begins with a 0, has another. */
+        const int fresh = f->every || chunk <= (f->g ? 1 : 0);
+        const int own = chunk + 1 == f->chunks ? OWN_NONE : fresh ? OWN_MAP : OWN_STATE;
+        identity_map(&v, n, own);
+        run_chunk(f, &v, chunk, j0, n, own);
         if (chunk + 1 < f->chunks)
             for (int64_t j = 0; j < n; j++)
                 v.h[j] = tl_scan_carry(v.P[j], v.s[j], v.carry[j], v.h[j]);
@@ -206,10 +230,11 @@ static int32_t scan(tl_context *ctx, scan_call f)
     /* Wide rows go a page at a time, narrower ones in halves, if these are lines. */
     f.block = tl_imin(WIDTH, tl_ceil_div(tl_ceil_div(f.D, 2), NARROW) * NARROW);
     f.blocks = tl_ceil_div(f.D, f.block);
+    const int64_t states = STATE_ROWS * f.block > FEW ? tl_workers() * STATE_ROWS * f.block : 0;
     void *scratch;
-    const int32_t status = tl_pool_alloc(ctx, (size_t)(tl_workers() * STATE_ROWS * f.block) * sizeof(float), &scratch);
+    const int32_t status = tl_pool_alloc(ctx, (size_t)states * sizeof(float), &scratch);
     if (status) return status;
-    f.scratch = scratch;
+    f.scratch = states ? scratch : NULL;
     tl_parallel(f.blocks, walk_task, &f);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;

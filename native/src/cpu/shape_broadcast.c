@@ -13,6 +13,7 @@
 
 enum {
     TASK = 1 << 15, /* the most elements of a task */
+    FEW_TIMES = 16, /* repetitions of a number that one pass over the numbers writes */
     CHUNK = 3072,   /* 12 KiB, which stay in the L1 cache: to which short periods are unrolled */
 };
 
@@ -46,6 +47,36 @@ static inline void fill(float *out, float value, int64_t n)
         out[i] = value;
 }
 
+/* count elements of x, each written `times` times; with constant times gcc makes shuffles of the loop. */
+#define STRETCH(times)                                                    \
+    static void stretch##times(const float *x, int64_t count, float *out) \
+    {                                                                     \
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < count; i++)          \
+        {                                                                 \
+            for (int32_t k = 0; k < (times); k++)                         \
+                out[i * (times) + k] = x[i];                              \
+        }                                                                 \
+    }
+STRETCH(2)
+STRETCH(3)
+STRETCH(4)
+
+typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
+
+/* The same for a few times: fours, whose excess the next element's overwrite; single floats at the end. */
+static void stretch_few(const float *x, int64_t times, int64_t count, float *out)
+{
+    const int64_t whole = (times + 3) / 4 * 4;
+    int64_t i = 0;
+    for (; i < count && i * times + whole <= count * times; i++) {
+        const quad value = {x[i], x[i], x[i], x[i]};
+        for (int64_t k = 0; k < whole; k += 4)
+            *(quad *)(out + i * times + k) = value;
+    }
+    for (; i < count; i++)
+        fill(out + i * times, x[i], times);
+}
+
 /* n elements of x[0], x[0], ..., x[1], ... (each `times` times), from position `phase` on. */
 static void stretch(const float *x, int64_t times, int64_t phase, int64_t n, float *out)
 {
@@ -56,11 +87,19 @@ static void stretch(const float *x, int64_t times, int64_t phase, int64_t n, flo
         out += head, n -= head;
     }
     const int64_t count = n / times, rest = n - count * times;
-    if (times == 1)
-        memcpy(out, x, (size_t)count * sizeof(float));
-    else
+    switch (times) {
+    case 1: memcpy(out, x, (size_t)count * sizeof(float)); break;
+    case 2: stretch2(x, count, out); break;
+    case 3: stretch3(x, count, out); break;
+    case 4: stretch4(x, count, out); break;
+    default:
+        if (times <= FEW_TIMES) {
+            stretch_few(x, times, count, out);
+            break;
+        }
         for (int64_t i = 0; i < count; i++)
             fill(out + i * times, x[i], times);
+    }
     if (rest) fill(out + count * times, x[count], rest);
 }
 

@@ -54,6 +54,21 @@ static void softmax_bundle(const void *arg, int64_t row, int64_t rows)
     tl_write_bundle(a->base.out + at, rows, cols, e);
 }
 
+static void log_softmax_bundle(const void *arg, int64_t row, int64_t rows)
+{
+    const job *a = arg;
+    const int64_t cols = tl_short(a->cols), at = row * cols;
+    tl_bundle x;
+    tl_bundle_stat max, sum;
+    fetch_bundle(a, at);
+    tl_read_bundle(a->base.x + at, rows, cols, x);
+    tl_bundle_max(x, cols, max);
+    tl_bundle_exponential_sum(x, cols, max, sum);
+    TL_BUNDLE_ROWS(sum[r] = tl_log(sum[r]));
+    TL_BUNDLE_EACH(cols, x[i] = (x[i] - max[r]) - sum[r]);
+    tl_write_bundle(a->base.out + at, rows, cols, x);
+}
+
 int32_t tl_cpu_softmax(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
 {
     static const tl_row_phase phases[] = {
@@ -65,7 +80,7 @@ int32_t tl_cpu_log_softmax(tl_context *ctx, const float *x, int64_t rows, int64_
 {
     static const tl_row_phase phases[] = {
         {maximum_leaf, maximum_row}, {exponential_sum_leaf, logarithm_row}, {log_softmax_leaf, NULL}};
-    return run(ctx, phases, 3, NULL, x, NULL, rows, cols, out);
+    return run(ctx, phases, 3, log_softmax_bundle, x, NULL, rows, cols, out);
 }
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
@@ -106,14 +121,30 @@ TL_LEAF(log_softmax_grad_leaf)
                   tl_log_softmax_grad(y[i], g[i], s));
 }
 
+static inline __attribute__((always_inline)) void grad_bundle(const job *a, int64_t row, int64_t rows, int logarithm)
+{
+    const int64_t cols = tl_short(a->cols), at = row * cols;
+    tl_bundle y, g;
+    tl_bundle_stat sum;
+    tl_read_bundle(a->base.x + at, rows, cols, y);
+    tl_read_bundle(a->g + at, rows, cols, g);
+    TL_BUNDLE_SUM(sum, cols, logarithm ? g[i] : g[i] * y[i]);
+    TL_BUNDLE_EACH(cols,
+                   y[i] = logarithm ? tl_log_softmax_grad(y[i], g[i], sum[r]) : tl_softmax_grad(y[i], g[i], sum[r]));
+    tl_write_bundle(a->base.out + at, rows, cols, y);
+}
+
+static void softmax_grad_bundle(const void *arg, int64_t row, int64_t rows) { grad_bundle(arg, row, rows, 0); }
+static void log_softmax_grad_bundle(const void *arg, int64_t row, int64_t rows) { grad_bundle(arg, row, rows, 1); }
+
 int32_t tl_cpu_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols, float *gx)
 {
     static const tl_row_phase phases[] = {{products_leaf, sum_row}, {softmax_grad_leaf, NULL}};
-    return run(ctx, phases, 2, NULL, out, g, rows, cols, gx);
+    return run(ctx, phases, 2, softmax_grad_bundle, out, g, rows, cols, gx);
 }
 
 int32_t tl_cpu_log_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols, float *gx)
 {
     static const tl_row_phase phases[] = {{cotangent_leaf, sum_row}, {log_softmax_grad_leaf, NULL}};
-    return run(ctx, phases, 2, NULL, out, g, rows, cols, gx);
+    return run(ctx, phases, 2, log_softmax_grad_bundle, out, g, rows, cols, gx);
 }

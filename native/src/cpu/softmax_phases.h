@@ -31,7 +31,13 @@ TL_INLINE tl_vec greater_lanes(tl_vec a, tl_vec b)
 #endif
 }
 
-TL_INLINE tl_vec least_lanes(void) { return tl_vec_zero() - TL_INF; }
+TL_INLINE tl_vec least_lanes(void)
+{
+    float lane[TL_LANES];
+    for (int l = 0; l < TL_LANES; l++)
+        lane[l] = -TL_INF;
+    return tl_vec_load(lane);
+}
 
 static inline float max_of(const float *x, int64_t n)
 {

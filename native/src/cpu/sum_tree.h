@@ -220,9 +220,11 @@ static inline float tl_sum_of_elements(const float *x, int64_t n)
     return tl_fold_line(sum) + 0.0f;
 }
 
-/* The sum of a leaf of several steps over the lanes, whose lines stay in registers through them: TL_SUM_LANES < n <= TL_SUM_LEAF. Eight
+/* The sum of a leaf of a few steps over the lanes, whose lines stay in registers through them: TL_SUM_LANES < n <= TL_SUM_FEW. Eight
  * lines, eight apart, are a tree in registers, as in TL_SUM_OF_LINES. */
-static inline float tl_sum_steps(const float *x, int64_t n)
+enum { TL_SUM_FEW = 4 * TL_SUM_LANES };
+
+static inline float tl_sum_few_steps(const float *x, int64_t n)
 {
     const int64_t apart = 8 * TL_SUM_FOLD;
     const int64_t steps = n / TL_SUM_LANES, whole = n % TL_SUM_LANES / TL_SUM_FOLD, left = n % TL_SUM_FOLD;
@@ -257,6 +259,9 @@ static inline float tl_sum_steps(const float *x, int64_t n)
     return tl_fold_line(sum[0]) + 0.0f;
 }
 
+/* Vectors of the lanes of a longer leaf that stay in registers through all steps. */
+enum { TL_SUM_TOGETHER = 8 };
+
 /* The sum of a leaf: 0 <= n <= TL_SUM_LEAF. */
 static inline float tl_leaf_sum(const float *x, int64_t n)
 {
@@ -266,7 +271,24 @@ static inline float tl_leaf_sum(const float *x, int64_t n)
         TL_SUM_OF_LINES(sum, n, x[i]);
         return sum;
     }
-    return tl_sum_steps(x, n);
+    if (n <= TL_SUM_FEW) return tl_sum_few_steps(x, n);
+    _Alignas(64) float t[TL_SUM_LANES];
+    const int64_t i = n / TL_SUM_LANES * TL_SUM_LANES;
+    for (int64_t l = 0; l < TL_SUM_LANES; l += TL_SUM_TOGETHER * TL_LANES) {
+        tl_vec sum[TL_SUM_TOGETHER];
+#pragma GCC unroll 8
+        for (int32_t k = 0; k < TL_SUM_TOGETHER; k++)
+            sum[k] = tl_vec_zero();
+        for (int64_t s = l; s < i; s += TL_SUM_LANES) {
+#pragma GCC unroll 8
+            for (int32_t k = 0; k < TL_SUM_TOGETHER; k++)
+                sum[k] += tl_vec_load(x + s + k * TL_LANES);
+        }
+        memcpy(t + l, sum, sizeof sum);
+    }
+    for (int64_t l = 0; l < n - i; l++)
+        t[l] += x[i + l];
+    return tl_fold_lanes(t);
 }
 
 /* The sum of a row of up to TL_SUM_LEAF leaves, on the calling thread. No row here is longer: of 64 rows and more none has 2^26
@@ -325,10 +347,3 @@ int32_t tl_row_sums(tl_context *ctx, const float *x, int64_t rows, int64_t cols,
 /* out[o,c] = sum over r of x[o,r,c] by the column tree; with count > 0 divided by it. rows = 0 gives 0. */
 int32_t tl_column_sums(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t count,
                        float *out);
-
-#define tl_extremes TL_V(tl_extremes)
-
-/* out[o,c] = the maximum, or the minimum, over r of x[o,r,c], length >= 1; NaN wins, and -0 is below +0. Fails only for want of
- * scratch. */
-int32_t tl_extremes(tl_context *ctx, const float *x, int64_t outer, int64_t length, int64_t inner, int smallest,
-                    float *out);

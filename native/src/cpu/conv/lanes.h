@@ -7,19 +7,26 @@
 
 #include "cpu/linalg/gemm.h"
 #include "cpu/vector64.h"
+#include "cpu/vector_part.h"
 #include "formula/integer.h"
+
+#define INLINE TL_INLINE
 
 enum { LANES = TL_GEMM_LANES, NR = TL_GEMM_NR, LANES_F32 = LANES, LANES_F64 = LANES / 2 };
 
-/* Here factors are float32. */
-INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z)
-{
+typedef tl_vec vec_f32;
+INLINE vec_f32 load_f32(const float *p) { return tl_vec_load(p); }
+INLINE void store_f32(float *p, vec_f32 v) { tl_vec_store(p, v); }
+INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return tl_vec_fma(x, y, z); }
+
+typedef tl_vec64 vec_f64;
+INLINE vec_f64 load_f64(const double *p) { return tl_vec64_load(p); }
+INLINE void store_f64(double *p, vec_f64 v) { tl_vec64_store(p, v); }
 #if defined(__FMA__) || !defined(__SSE2__)
-    return tl_vec64_fma(x, y, z);
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return tl_vec64_fma(x, y, z); }
 #else
-    return x * y + z;
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return x * y + z; }
 #endif
-}
 
 /* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; fma_each: x·y + z in each lane;
  * even_lanes: lanes 0, 2, 4 and so on of x and then y;

@@ -33,10 +33,16 @@ static void FN(copy_lines)(const planes *p, const float *from, int64_t y, int64_
         for (int64_t u = 0; u < vectors * apart; u++)
             mask[u] = lanes_between(tl_imin(tl_imax(first - u * LANES, 0), LANES),
                                     tl_imin(tl_imax(end - u * LANES, 0), LANES));
-        if (apart == 2)
-            FN(copy_short_lines)(vectors, 2, from, step, mask, lines, low, high, to, p->pitch);
-        else
-            FN(copy_short_lines)(vectors, 1, from, step, mask, lines, low, high, to, p->pitch);
+#define SHORT_LINES(vectors, apart) \
+    FN(copy_short_lines)(vectors, apart, from, step, mask, lines, low, high, to, p->pitch)
+        switch (apart == 2 ? 0 : vectors) {
+        case 0: SHORT_LINES(vectors, 2); break;
+        case 1: SHORT_LINES(1, 1); break;
+        case 2: SHORT_LINES(2, 1); break;
+        case 3: SHORT_LINES(3, 1); break;
+        default: SHORT_LINES(4, 1);
+        }
+#undef SHORT_LINES
         return;
     }
     for (int64_t i = 0; i < lines; i++, to += p->pitch) {

@@ -217,14 +217,6 @@ typedef struct {
     REAL *part;
 } FN(item);
 
-INLINE void FN(put_weight)(const FN(item) * of, int64_t weight, REAL sum)
-{
-    if (of->part)
-        of->part[weight] = sum;
-    else
-        of->gw[weight] = (float)sum;
-}
-
 /* Adds positions q .. end - 1 of an item, `a_step` and `b_step` elements apart in a and b, to n sums. A chain after the first that is
  * cut by a tile has sums of its own, which are added where it ends. */
 INLINE void FN(add_positions)(const FN(job) * job, const FN(item) * of, FN(kernel) kernel, int64_t q, int64_t end,
@@ -267,9 +259,13 @@ static void FN(multiply_rows)(const FN(job) * job, const FN(item) * of, const FN
                 FN(add_positions)(job, of, FN(terms_kernels)[h][width / VL - 1], q, end, box, 0, packed, width, 0,
                                   job->offsets + q - t->first, tap, sum, h * width);
             for (int64_t l = 0; !t && l < lanes; l++)
-                for (int64_t r = 0; r < h; r++)
-                    FN(put_weight)(of, (of->row0 + i + l) * job->inner + of->channel0 * taps + e + r,
-                                   sum[r * width + l]);
+                for (int64_t r = 0; r < h; r++) {
+                    const int64_t to_weight = (of->row0 + i + l) * job->inner + of->channel0 * taps + e + r;
+                    if (of->part)
+                        of->part[to_weight] = sum[r * width + l];
+                    else
+                        of->gw[to_weight] = (float)sum[r * width + l];
+                }
         }
     }
 }
@@ -280,6 +276,8 @@ static void FN(multiply_columns)(const FN(job) * job, const FN(item) * of, const
 {
     const conv_view *v = job->v;
     REAL *const box = packed + job->panel_elements, *sum = box + job->box_elements, *panel = packed;
+    REAL *const part = of->part;
+    float *const gw = of->gw;
     const int64_t strip = job->lanes_are_channels ? STRIP : of->channels, most = FN(most_rows)(job);
     const int64_t panels = tl_ceil_div(of->rows, most), height = of->rows / panels, taller = of->rows % panels;
     for (int64_t p = 0, row = of->group * v->rows + of->row0, h; t && p < panels;
@@ -304,9 +302,14 @@ static void FN(multiply_columns)(const FN(job) * job, const FN(item) * of, const
                 for (int64_t r = 0; !t && r < h; r++)
                     for (int64_t u = 0; u < to.vectors; u++)
                         for (int64_t l = 0, left = to.lanes - (job->lanes_are_channels ? u * VL : 0);
-                             l < tl_imin(left, VL); l++)
-                            FN(put_weight)(of, (row + r) * job->inner + to.first + u * to.next + l * to.step,
-                                           sum[(r * to.vectors + u) * VL + l]);
+                             l < tl_imin(left, VL); l++) {
+                            const int64_t e = (row + r) * job->inner + to.first + u * to.next + l * to.step;
+                            const REAL x = sum[(r * to.vectors + u) * VL + l];
+                            if (part)
+                                part[e] = x;
+                            else
+                                gw[e] = (float)x;
+                        }
             }
         }
     }
@@ -432,3 +435,7 @@ static int32_t FN(run)(tl_context *ctx, FN(job) * job, int64_t chain, int64_t se
     tl_pool_free(ctx, memory);
     return TORCHLEAN_OK;
 }
+
+#undef VEC
+#undef STRIP
+#undef WIDE
