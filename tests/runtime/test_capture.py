@@ -395,6 +395,14 @@ def test_arguments_of_other_floats(dev: tlrt.Device, kind: Any) -> None:
         assert w.value.dtype == np.float32 and np.array_equal(w.numpy(), later.astype(np.float32))
 
 
+def test_arguments_that_lie_in_any_way(dev: tlrt.Device) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with tlrt.Session(dev) as s:
+        step = s.capture(lambda given: s.const(given) * 1.0, x)
+        for laid in (np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], x[::-1, ::-1], np.broadcast_to(x[:1], (2, 3))):
+            assert np.array_equal(step(laid).numpy(), laid)
+
+
 def test_closing(dev: tlrt.Device) -> None:
     s = Session(dev)
     w = s.param(np.ones(1000), "w")

@@ -314,3 +314,25 @@ def test_the_mode_is_that_of_each_call() -> None:
             expected = kernels.matmul(x, y, 3, 5000, 3).numpy((3, 3))
         assert all(np.array_equal(r, expected) for r in results)
     assert not np.array_equal(found["fast"][0], found["reproducible"][0])
+
+
+def test_a_refused_mode_changes_nothing() -> None:
+    before = _foreign.math()
+    with pytest.raises(tlrt.errors.ArgumentError, match="exact"):
+        functions.set_math("exact")
+    assert (
+        _foreign.math() == before
+        and functions.matmul(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32))[0, 0] == 1
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [r.name for r in ROWS if r.signature.elementwise and len(r.signature.inputs) > 1 and not r.signature.params]
+)
+def test_arrays_of_other_shapes_are_refused(name: str) -> None:
+    """Also where they have as many elements."""
+    count = len(next(r for r in ROWS if r.name == name).signature.inputs)
+    for k in range(1, count):
+        shapes = [(3, 2) if i == k else (2, 3) for i in range(count)]
+        with pytest.raises(Exception, match="shape"):
+            getattr(functions, name)(*(np.ones(shape, np.float32) for shape in shapes))

@@ -197,6 +197,34 @@ def test_a_loop_runs_until_its_condition_is_false() -> None:
         importer.load(whole).bind(s)(np.array([1, 3], np.float32), np.array(0), np.array(True))
 
 
+@pytest.mark.parametrize("given", [0, 1])
+@pytest.mark.parametrize("made", [0, 1])
+def test_a_scan_goes_either_way(given: int, made: int) -> None:
+    helper, F = onnx.helper, onnx.TensorProto.FLOAT
+    pair = [helper.make_tensor_value_info(n, F, [2]) for n in ("s", "e", "t", "o")]
+    body = helper.make_graph(
+        [helper.make_node("Add", ["s", "e"], ["t"]), helper.make_node("Identity", ["t"], ["o"])],
+        "b",
+        pair[:2],
+        pair[2:],
+    )
+    scan = helper.make_node(
+        "Scan", ["a", "x"], ["z", "y"], body=body, num_scan_inputs=1, scan_input_directions=[given],
+        scan_output_directions=[made],
+    )  # fmt: skip
+    ends = [
+        helper.make_tensor_value_info(n, F, shape)
+        for n, shape in (("a", [2]), ("x", [3, 2]), ("z", [2]), ("y", [3, 2]))
+    ]
+    graph = helper.make_graph([scan], "g", ends[:2], ends[2:])
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    with tlrt.Session("cpu") as s:
+        bound = importer.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])).bind(s)
+        z, y = (v.numpy() for v in bound(np.zeros(2, np.float32), x))
+    sums = x[:: -1 if given else 1].cumsum(0)
+    assert np.array_equal(z, x.sum(0)) and np.array_equal(y, sums[:: -1 if made else 1])
+
+
 def test_a_length_that_rounding_decides_is_refused() -> None:
     """Of 10 elements by 0.7 the standard makes 6 in float64; runtimes that multiply in float32 make 7."""
     x = np.arange(10, dtype=np.float32).reshape(1, 1, 10)

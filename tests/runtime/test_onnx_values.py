@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tlrt
 from tests import DEVICES
-from tests.runtime.onnx_graphs import run
+from tests.runtime.onnx_graphs import graph_of, run
 
 pytest.importorskip("onnx")
+importer = pytest.importorskip("tlrt.onnx")
 INF, MOST, LEAST = math.inf, float(np.finfo(np.float32).max), 1e-45
 
 
@@ -218,3 +220,21 @@ def test_norms_neither_overflow_nor_vanish(p: int) -> None:
         pooled = run("LpPool", x, kernel_shape=[2, 2], strides=[2, 2], p=p)
         blocks = wide.reshape(1, 2, 2, 2, 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(1, 2, 2, 2, 4)
         assert np.allclose(pooled, (blocks**p).sum(-1) ** (1 / p), 8 * 2.0**-23, 0)
+
+
+@pytest.mark.parametrize("aligned", [0, 1])
+def test_gradients_by_a_grid(aligned: int) -> None:
+    """Beside differences: a bilinear sample is linear along each axis between the elements."""
+    x, at, step = (
+        np.arange(20, dtype=np.float32).reshape(1, 1, 4, 5) ** 1.5,
+        np.array([[[[0.1, 0.2]]]], np.float32),
+        2.0**-6,
+    )
+    with tlrt.Session("cpu") as s:
+        bound = importer.load(graph_of("GridSample", x, at, align_corners=aligned, opset=20)).bind(s)
+        grid = s.param(at, "grid")
+        s.backward(s.reduce_sum(bound(x, s.use(grid))))
+        for axis in (0, 1):
+            ends = [at + sign * step * (np.arange(2) == axis) for sign in (1, -1)]
+            high, low = (float(bound(x, end.astype(np.float32)).numpy().sum()) for end in ends)
+            assert abs(grid.grad.numpy().ravel()[axis] - (high - low) / (2 * step)) < 1e-3

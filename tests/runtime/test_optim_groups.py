@@ -182,3 +182,12 @@ def test_a_group_beside_no_rate_at_the_start(s):
     sgd = optim.SGD([{"params": [s.param([1.0], "w")], "lr": 0.5}], lr=0.0)
     assert sgd.groups[0].lr == 0.5
     assert_raises_regex(ValueError, "lr above 0 when the optimizer is made", setattr, sgd, "lr", 0.1)
+
+
+def test_a_group_that_is_refused_changes_none(s):
+    a, b = s.param([1.0], "a"), s.param([1.0], "b")
+    sgd = optim.SGD([{"params": [a]}, {"params": [b]}], lr=0.5, momentum=0.5, nesterov=True)
+    sgd.groups[1].momentum = 0.0
+    s.backward(s.reduce_sum(a * b))
+    assert_raises_regex(errors.ArgumentError, "nesterov", sgd.step)
+    assert a.value[0] == b.value[0] == 1.0 and sgd.steps == 0

@@ -216,6 +216,16 @@ def test_backward_from_several_outputs(tape: Tape) -> None:
     assert np.array_equal(tape.backward_from([None, twice, twice])[z].numpy(), [1, 1, 1])
 
 
+def test_gradients_of_one_buffer_share_no_memory(dev: tlrt.Device) -> None:
+    with tlrt.Tape(dev) as tape:
+        for name in "abc":
+            tape.leaf([1, 2], name)
+        given = tape.upload([5, 6])
+        first, *others = tape.backward_from([given, given, given])
+        kernels.scale(first.buffer, 10.0, out=first.buffer)
+        assert all(x.numpy().tolist() == [5, 6] for x in others)
+
+
 def test_backward_over_the_first_nodes(tape: Tape, dev: tlrt.Device) -> None:
     """A step at each of the first nodes, from the last of them to node 0; what the later ones were given stays as it is."""
     x = tape.leaf(normal(3))

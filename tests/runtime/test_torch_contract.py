@@ -1,5 +1,6 @@
 """A block takes the operands that PyTorch takes, gives results of its types, and refuses what it refuses."""
 
+import copy
 import itertools
 from typing import Any
 
@@ -311,6 +312,21 @@ def test_rms_norm_without_eps(dtype: Any) -> None:
     with mode.reproducible(strict=True):
         found = F.rms_norm(x, (4,))
     torch.testing.assert_close(found, F.rms_norm(x, (4,)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_keep_their_type(dtype: Any, momentum: float | None) -> None:
+    for axes in (0, 1, 2, 3):
+        layer = [nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d][axes](4, momentum=momentum).to(dtype)
+        plain = copy.deepcopy(layer)
+        for seed in (1, 2):
+            x = (drawn(seed, 6, 4, *[3] * axes) * 5 + 2).to(dtype)
+            with mode.reproducible(strict=True):
+                layer(x)
+            plain(x)
+        for (label, mine), (_, theirs) in zip(layer.named_buffers(), plain.named_buffers(), strict=True):
+            torch.testing.assert_close(mine, theirs, msg=label)
 
 
 def test_triangular_systems() -> None:
