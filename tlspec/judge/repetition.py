@@ -44,9 +44,10 @@ TIES = "numbers of which many are equal"
 #: what is said of further calls with arrays of the same shapes
 OTHERS: dict[str, Callable[[Case], Case]] = {
     "other numbers in arrays of these shapes": altered.halved, "a few other numbers in arrays of these shapes": altered.touched,
-    "the same numbers in another order": altered.permuted, "the same numbers in falling order": altered.falling,
-    TIES: altered.tied,
+    "the same numbers in another order": altered.permuted,
 }  # fmt: skip
+#: and of normal numbers besides
+ORDERED: dict[str, Callable[[Case], Case]] = {"the same numbers in falling order": altered.falling, TIES: altered.tied}
 PARAMETERS, SHARED = "the same arrays with other parameters", "the same array as several arguments"
 
 
@@ -121,7 +122,7 @@ def repeats(check: Judge, case: Case) -> None:
 
 def _others(case: Case) -> Iterator[tuple[str, Case]]:
     """Cases with arrays of the same shapes, and what is said of them."""
-    for key, make in OTHERS.items():
+    for key, make in (OTHERS | ORDERED if case.data == "normal" else OTHERS).items():
         yield key, kept.derived(case, key, partial(make, case))
     arrays = [
         n for n, x in {**case.inputs, **case.cotangents}.items() if x is not None and x.dtype.kind == "f" and x.size
