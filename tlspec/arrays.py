@@ -135,13 +135,15 @@ class Arrays:
             return self._expanded(self._put(whole, dtype)[some], shape)
         if layout == "backwards" and self.reverses:
             return np.flip(self._put(np.array(np.flip(patterns), order="C"), dtype))
-        if len(axes) > 2 and layout in ("inner", "channels"):
-            axes.insert(len(axes) - (2 if layout == "inner" else 1), axes.pop(-3 if layout == "inner" else 1))
-            return self._permuted(
-                self._put(np.array(patterns.transpose(axes), order="C"), dtype), np.argsort(axes).tolist()
-            )
-        if layout == "transposed" and len(axes) > 1:
-            return self._permuted(self._put(np.array(patterns.T, order="C"), dtype), axes[::-1])
+        if layout == "transposed":
+            axes.reverse()
+        elif layout == "inner" and len(axes) > 2:
+            axes[-3:-1] = axes[-2], axes[-3]
+        elif layout == "channels" and len(axes) > 2:
+            axes.append(axes.pop(1))
+        if axes != sorted(axes):
+            laid = self._put(np.array(patterns.transpose(axes), order="C"), dtype)
+            return self._permuted(laid, np.argsort(axes).tolist())
         if layout != "gaps" and len(axes) > 1:
             room = self._between(patterns, (*shape[:-1], ROOM), dtype)
             return self._put(np.concatenate([patterns, room], -1), dtype)[..., : shape[-1]]

@@ -6,6 +6,8 @@
 #include <ATen/WrapDimUtils.h>
 #include <torch/library.h>
 
+#include <numeric>
+
 #include "call.h"
 
 namespace tlrt {
@@ -40,9 +42,11 @@ at::Tensor square(const Parts &x)
 /* The axes of a complex tensor, counted from the first one. */
 std::vector<int64_t> axes_of(const at::Tensor &x, at::OptionalIntArrayRef given)
 {
-    std::vector<int64_t> axes;
-    for (int64_t i = 0; i < (given && !given->empty() ? (int64_t)given->size() : x.dim()); i++)
-        axes.push_back(given && !given->empty() ? at::maybe_wrap_dim((*given)[(size_t)i], x.dim()) : i);
+    std::vector<int64_t> axes((size_t)x.dim());
+    std::iota(axes.begin(), axes.end(), 0);
+    if (!given || given->empty()) return axes;
+    axes = given->vec();
+    at::maybe_wrap_dims(axes, x.dim());
     return axes;
 }
 
@@ -125,11 +129,18 @@ Found addmm(const at::Tensor &x, const at::Tensor &a, const at::Tensor &b, const
     return x.add(*pairs::mm(a, b));
 }
 
-Found sum_axes(const at::Tensor &x, at::OptionalIntArrayRef axes, bool keep, std::optional<at::ScalarType> type)
+/* The sum or mean of each part. */
+template <class Op>
+Found folded(const at::Tensor &x, at::OptionalIntArrayRef axes, bool keep, std::optional<at::ScalarType> type)
 {
     if (type && *type != at::kComplexFloat) return std::nullopt;
     costs(2 * x.numel());
-    return at::view_as_complex(floats(x).sum(axes_of(x, axes), keep));
+    return at::view_as_complex(Op::call(floats(x), axes_of(x, axes), keep, std::nullopt));
+}
+
+Found sum_axes(const at::Tensor &x, at::OptionalIntArrayRef axes, bool keep, std::optional<at::ScalarType> type)
+{
+    return folded<at::_ops::sum_dim_IntList>(x, axes, keep, type);
 }
 Found sum_all(const at::Tensor &x, std::optional<at::ScalarType> type)
 {
@@ -137,9 +148,7 @@ Found sum_all(const at::Tensor &x, std::optional<at::ScalarType> type)
 }
 Found mean_axes(const at::Tensor &x, at::OptionalIntArrayRef axes, bool keep, std::optional<at::ScalarType> type)
 {
-    if (type && *type != at::kComplexFloat) return std::nullopt;
-    costs(2 * x.numel());
-    return at::view_as_complex(floats(x).mean(axes_of(x, axes), keep));
+    return folded<at::_ops::mean_dim>(x, axes, keep, type);
 }
 Found mean_all(const at::Tensor &x, std::optional<at::ScalarType> type)
 {
@@ -195,6 +204,14 @@ at::Tensor transformed(const at::Tensor &z, int64_t axis, bool forward)
     return back(forward ? joined(here, there, n) : joined(there, here, n), axis);
 }
 
+/* Several axes, one after the other. */
+at::Tensor transformed(at::Tensor z, at::IntArrayRef axes, bool forward)
+{
+    for (const int64_t axis : axes)
+        z = transformed(z, at::maybe_wrap_dim(axis, z.dim()), forward);
+    return z;
+}
+
 /* What PyTorch divides a transform of `count` numbers by: nothing, a root, or their number. */
 at::Tensor normalised(const at::Tensor &x, int64_t mode, double count)
 {
@@ -204,12 +221,13 @@ at::Tensor normalised(const at::Tensor &x, int64_t mode, double count)
     return x.is_complex() ? at::view_as_complex(z) : z;
 }
 
-int64_t count_of(const at::Tensor &x, at::IntArrayRef axes)
+/* The numbers of a transform of these axes, which says what it costs. */
+double counted(const at::Tensor &x, at::IntArrayRef axes)
 {
-    int64_t count = 1;
+    double count = 1;
     for (const int64_t axis : axes)
-        count *= x.size(axis);
-    costs((int64_t)(2.5 * (double)x.numel() * std::log2((double)std::max<int64_t>(count, 2))));
+        count *= (double)x.size(axis);
+    costs((int64_t)(2.5 * (double)x.numel() * std::log2(std::max(count, 2.0))));
     return count;
 }
 
@@ -218,31 +236,22 @@ Found fft_r2c(const at::Tensor &x, at::IntArrayRef axes, int64_t mode, bool ones
     if (x.scalar_type() != at::kFloat || axes.empty()) return std::nullopt;
     const int64_t last = at::maybe_wrap_dim(axes.back(), x.dim()), n = x.size(last);
     const at::Tensor half = spectra(rows(x, last));
-    at::Tensor z =
+    const at::Tensor z =
         back(onesided ? at::view_as_complex(half) : joined(half, floats(at::view_as_complex(half).conj()), n), last);
-    for (const int64_t axis : axes.slice(0, axes.size() - 1))
-        z = transformed(z, at::maybe_wrap_dim(axis, x.dim()), true);
-    const int64_t count = count_of(x, axes);
-    return normalised(z, mode, (double)count);
+    return normalised(transformed(z, axes.slice(0, axes.size() - 1), true), mode, counted(x, axes));
 }
 
 Found fft_c2c(const at::Tensor &x, c10::SymIntArrayRef given, int64_t mode, bool forward)
 {
     const at::IntArrayRef axes = C10_AS_INTARRAYREF_SLOW(given);
-    at::Tensor z = x;
-    for (const int64_t axis : axes)
-        z = transformed(z, at::maybe_wrap_dim(axis, x.dim()), forward);
-    const int64_t count = count_of(x, axes);
-    return normalised(z, mode, (double)count);
+    return normalised(transformed(x, axes, forward), mode, counted(x, axes));
 }
 
 Found fft_c2r(const at::Tensor &x, at::IntArrayRef axes, int64_t mode, c10::SymInt length)
 {
     if (axes.empty()) return std::nullopt;
     const int64_t last = at::maybe_wrap_dim(axes.back(), x.dim()), n = length.expect_int();
-    at::Tensor z = x;
-    for (const int64_t axis : axes.slice(0, axes.size() - 1))
-        z = transformed(z, at::maybe_wrap_dim(axis, x.dim()), false);
+    const at::Tensor z = transformed(x, axes.slice(0, axes.size() - 1), false);
     const at::Tensor from = plain(floats(rows(z.narrow(last, 0, n / 2 + 1), last)));
     std::vector<int64_t> sizes = from.sizes().vec();
     sizes.pop_back();
@@ -254,7 +263,7 @@ Found fft_c2r(const at::Tensor &x, at::IntArrayRef axes, int64_t mode, c10::SymI
         check(torchlean_cuda_buffer_irfft1d_packed(Buffer(context, from), u32(from.numel() / (n / 2 + 1) / 2), u32(n),
                                                    out.out()));
     }
-    const double others = (double)count_of(x, axes) / (double)x.size(last), all = others * (double)n;
+    const double others = counted(x, axes) / (double)x.size(last), all = others * (double)n;
     y = back(y, last); /* divided by n */
     return mode == 2 ? normalised(y, 2, others) : y.mul(mode == 1 ? (double)n / std::sqrt(all) : (double)n);
 }

@@ -138,9 +138,15 @@ class Loaded:
         returned = self.model(*given)
         if not self.buffers:
             return returned
-        results, state = leaves(importlib.import_module("torch"), returned), self.model.state_dict()
-        named = {f"out{i}" if len(results) > 1 else "out": x for i, x in enumerate(results)}
-        return named | {f"{k} after the call": state[k].clone() for k in self.buffers}
+        state = self.model.state_dict()
+        results = named(importlib.import_module("torch"), returned)
+        return results | {f"{k} after the call": state[k].clone() for k in self.buffers}
+
+
+def named(torch: Any, returned: Any) -> dict[str, Any]:
+    """The tensors of what a function returned, by the names that a report gives them."""
+    found = leaves(torch, returned)
+    return {f"out{i}" if len(found) > 1 else "out": x for i, x in enumerate(found)}
 
 
 def _changed(x: Any) -> Any:

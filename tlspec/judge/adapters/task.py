@@ -13,7 +13,7 @@ from tlspec.compare import Comparison, compare
 from tlspec.draw.data import generator
 from tlspec.formats import FORMATS, Format
 from tlspec.judge.adapters.estimate import estimated
-from tlspec.judge.adapters.submission import GIVEN, Loaded, Unsent, called, loaded, packed
+from tlspec.judge.adapters.submission import GIVEN, Loaded, Unsent, called, loaded, named, packed
 from tlspec.judge.adapters.tracked import Tracked, UnknownOperator, leaves, tracked
 from tlspec.judge.apart import SECONDS, Apart, NotSent, TimedOut
 from tlspec.judge.arithmetic import arithmetic
@@ -314,8 +314,7 @@ class _Judge:
         """The tensors of what the reference returned, by the names that a report gives them."""
         if isinstance(returned, dict) and all(isinstance(x, self.torch.Tensor) for x in returned.values()):
             return {str(name): x for name, x in returned.items()}
-        found = leaves(self.torch, returned)
-        return {f"out{i}" if len(found) > 1 else "out": x for i, x in enumerate(found)}
+        return named(self.torch, returned)
 
     def _results(self, given: Any, own: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """The results of a call of the kernel, its tensors afterwards, and those of them that hold results. Raises Failure, or
