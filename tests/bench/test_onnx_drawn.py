@@ -1,0 +1,48 @@
+"""Drawn graphs of one node: every operator of the importer has some, and tlrt gives what the standard says, from float64."""
+
+import re
+from importlib.util import find_spec
+
+import pytest
+
+from bench import onnx_drawn
+from bench.onnx_draws import DRAWN
+from bench.onnx_standard import EXPLAINED
+from tests import ROOT
+from tlrt.onnx.graph import HOST, OPERATORS
+
+#: operators with graphs within, or with one result whatever their operands; other tests have them
+APART = {"If", "Loop", "Scan", "Constant", "SwiGLU", "CausalConvWithState"}
+needs_onnx = pytest.mark.skipif(find_spec("onnx") is None, reason="needs onnx")
+
+
+def test_every_operator_is_drawn() -> None:
+    assert {*OPERATORS, *HOST} - DRAWN.keys() == APART
+
+
+@needs_onnx
+@pytest.mark.parametrize("op", DRAWN)
+def test_drawn_nodes_give_what_the_standard_says(op: str) -> None:
+    found = onnx_drawn.campaign(4, 21, [op])
+    assert found["nodes"] == 4 and not found["refused"]
+    assert not [u for u in found["unexplained"] if u.startswith("tlrt")]
+
+
+@needs_onnx
+@pytest.mark.parametrize("op", ["Add", "Sinh", "MatMul", "Resize", "LSTM", "ReduceMean", "Cast", "Gather"])
+def test_a_wrong_result_is_told(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part in 10^5 more, or 1 for integers, is outside of what rounding may do."""
+    right = onnx_drawn.run_on_tlrt
+
+    def wrong(case: object, device: str) -> list[object]:
+        found = right(case, device)  # type: ignore[arg-type]
+        return found if device == "spec" else [f * 1.00001 if f.dtype.kind == "f" else f ^ 1 for f in found]
+
+    monkeypatch.setattr(onnx_drawn, "run_on_tlrt", wrong)
+    assert any(u.startswith("tlrt") for u in onnx_drawn.campaign(4, 22, [op])["unexplained"])
+
+
+def test_the_page_has_the_table_of_what_is_explained() -> None:
+    page = (ROOT / "docs/onnx.md").read_text("utf-8")
+    found = {(who, op): how for op, who, how in re.findall(r"^\| (\w+) \| ([\w.]+) \| (.*) \|$", page, re.MULTILINE)}
+    assert {key: how for key, how in found.items() if how != "how"} == EXPLAINED
