@@ -57,25 +57,29 @@ def _window(x, start: Sequence[int], step: Sequence[int], count: Sequence[int]):
     return out
 
 
-def _mix(w, x):
-    """Σ_c w[o, c]·x[n, c, ...]"""
-    n, c, *spatial = x.shape
-    return (w @ x.reshape(n, c, math.prod(spatial))).reshape(n, w.shape[0], *spatial)
+def _mix(w, x, rank):
+    """Σ_c w[..., o, c]·x[n, ..., c, *spatial], where ... are the axes of groups, or none."""
+    *outer, c = x.shape[: x.ndim - rank]
+    spatial = x.shape[x.ndim - rank :]
+    return (w @ x.reshape(*outer, c, math.prod(spatial))).reshape(*outer, w.shape[-2], *spatial)
 
 
 def _correlate(x, w, size, stride, padding, dilation):
-    """out[n, o, j] = Σ_{c, k} w[o, c, k]·x[n, c, j·stride + k·dilation - padding] for j < size"""
-    out = np.zeros((x.shape[0], w.shape[0], *size), np.result_type(x, w, float), like=x)
-    for k in np.ndindex(*w.shape[2:]):
+    """out[n, ..., o, j] = Σ_{c, k} w[..., o, c, k]·x[n, ..., c, j·stride + k·dilation - padding] for j < size"""
+    rank = len(size)
+    out = np.zeros((*x.shape[: -rank - 1], w.shape[-rank - 2], *size), np.result_type(x, w, float), like=x)
+    for k in np.ndindex(*w.shape[-rank:]):
         start = [i * d - p for i, d, p in zip(k, dilation, padding, strict=True)]
-        out += _mix(w[(slice(None), slice(None), *k)], _window(x, start, stride, size))
+        out += _mix(w[(..., *k)], _window(x, start, stride, size), rank)
     return out
 
 
 def _spread(x, w, size, stride, padding, dilation):
-    """out[n, o, i] = Σ_{c, k} w[c, o, k]·x[n, c, (i + padding - k·dilation) / stride] over the k that divide, for i < size"""
-    out = np.zeros((x.shape[0], w.shape[1], *size), np.result_type(x, w, float), like=x)
-    for offset in np.ndindex(*w.shape[2:]):
+    """out[n, ..., o, i] = Σ_{c, k} w[..., c, o, k]·x[n, ..., c, (i + padding - k·dilation) / stride] over the k that divide,
+    for i < size"""
+    rank = len(size)
+    out = np.zeros((*x.shape[: -rank - 1], w.shape[-rank - 1], *size), np.result_type(x, w, float), like=x)
+    for offset in np.ndindex(*w.shape[-rank:]):
         k = [i * d for i, d in zip(offset, dilation, strict=True)]
         first = [-((i - p) // s) for i, p, s in zip(k, padding, stride, strict=True)]
         start = [j * s + i - p for j, i, p, s in zip(first, k, padding, stride, strict=True)]
@@ -83,21 +87,26 @@ def _spread(x, w, size, stride, padding, dilation):
         if min(count) == 0:
             continue
         to = tuple(slice(a, None, s) for a, s in zip(start, stride, strict=True))
-        part = _window(x, first, [1] * len(k), count)
-        out[(slice(None), slice(None), *to)] += _mix(w[(slice(None), slice(None), *offset)].T, part)
+        part = _window(x, first, [1] * rank, count)
+        out[(..., *to)] += _mix(np.swapaxes(w[(..., *offset)], -1, -2), part, rank)
     return out
 
 
 def _weights(x, g, kernel, stride, padding, dilation):
-    """gw[o, c, k] = Σ_{n, j} g[n, o, j]·x[n, c, j·stride + k·dilation - padding]"""
-    size = g.shape[2:]
-    out = np.zeros((g.shape[1], x.shape[1], *kernel), np.result_type(x, g, float), like=x)
-    gs = g.transpose(1, 0, *range(2, g.ndim)).reshape(g.shape[1], g.shape[0] * math.prod(size))
+    """gw[..., o, c, k] = Σ_{n, j} g[n, ..., o, j]·x[n, ..., c, j·stride + k·dilation - padding]"""
+    rank = len(kernel)
+    size, space = g.shape[-rank:], g.ndim - rank
+
+    def by_channel(a):
+        """a[..., c, n·j]"""
+        last = a.transpose(*range(1, space), 0, *range(space, a.ndim))
+        return last.reshape(*a.shape[1:space], a.shape[0] * math.prod(size))
+
+    out = np.zeros((*g.shape[1:space], x.shape[space - 1], *kernel), np.result_type(x, g, float), like=x)
+    gs = by_channel(g)
     for k in np.ndindex(*kernel):
         start = [i * d - p for i, d, p in zip(k, dilation, padding, strict=True)]
-        at = _window(x, start, stride, size)
-        xs = at.transpose(1, 0, *range(2, g.ndim)).reshape(x.shape[1], gs.shape[1])
-        out[(slice(None), slice(None), *k)] = gs @ xs.T
+        out[(..., *k)] = gs @ np.swapaxes(by_channel(_window(x, start, stride, size)), -1, -2)
     return out
 
 
@@ -485,8 +494,7 @@ def conv_grouped(x, w, b, stride, dilation, padding_low, padding_high):
     Special values: those of conv; without b nothing is added.
     Errors: those of conv; no group, a dilation of 0."""
     size = conv_grouped_out(x.shape[3:], w.shape[3:], stride, dilation, padding_low, padding_high)
-    parts = [_correlate(x[:, i], w[i], size, stride, padding_low, dilation) for i in range(x.shape[1])]
-    return _add_bias(np.stack(parts, axis=1), b)
+    return _add_bias(_correlate(x, w, size, stride, padding_low, dilation), b)
 
 
 @conv_grouped.vjp("x, w, g -> gx, gw, gb", bound=tree(_grouped_heights), trees=["gb"])
@@ -494,9 +502,8 @@ def conv_grouped_vjp(x, w, g, stride, dilation, padding_low):
     """The VJP of conv, group by group: gx[n, g, c, i] sums over the k for which i + padding_low - k·dilation is a multiple of
     the stride."""
     lists = (stride, padding_low, dilation)
-    gx = [_spread(g[:, i], w[i], x.shape[3:], *lists) for i in range(x.shape[1])]
-    gw = [_weights(x[:, i], g[:, i], w.shape[3:], *lists) for i in range(x.shape[1])]
-    return np.stack(gx, axis=1), np.stack(gw), g.sum(axis=(0, *range(3, g.ndim)))
+    gx, gw = _spread(g, w, x.shape[3:], *lists), _weights(x, g, w.shape[3:], *lists)
+    return gx, gw, g.sum(axis=(0, *range(3, g.ndim)))
 
 
 @op(
@@ -521,14 +528,12 @@ def conv_transpose_grouped(x, w, b, stride, dilation, padding_low, padding_high,
     Errors: those of conv_transpose; no group, a dilation of 0."""
     lists = (stride, dilation, padding_low, padding_high, output_padding)
     size = conv_transpose_grouped_out(x.shape[3:], w.shape[3:], *lists)
-    parts = [_spread(x[:, i], w[i], size, stride, padding_low, dilation) for i in range(x.shape[1])]
-    return _add_bias(np.stack(parts, axis=1), b)
+    return _add_bias(_spread(x, w, size, stride, padding_low, dilation), b)
 
 
 @conv_transpose_grouped.vjp("x, w, g -> gx, gw, gb", bound=tree(_grouped_transpose_heights), trees=["gb"])
 def conv_transpose_grouped_vjp(x, w, g, stride, dilation, padding_low):
     """The VJP of conv_transpose, group by group, with the dilation of the forward pass."""
     lists = (stride, padding_low, dilation)
-    gx = [_correlate(g[:, i], w[i], x.shape[3:], *lists) for i in range(x.shape[1])]
-    gw = [_weights(g[:, i], x[:, i], w.shape[3:], *lists) for i in range(x.shape[1])]
-    return np.stack(gx, axis=1), np.stack(gw), g.sum(axis=(0, *range(3, g.ndim)))
+    gx, gw = _correlate(g, w, x.shape[3:], *lists), _weights(g, x, w.shape[3:], *lists)
+    return gx, gw, g.sum(axis=(0, *range(3, g.ndim)))

@@ -25,6 +25,8 @@ SUBNORMAL = 2.0**-126
 def _gradual(x):
     """Subnormal values as float32 has them, multiples of TINY: what rounds to 0 is 0, so that an infinity times it is NaN."""
     small = np.abs(x) < SUBNORMAL
+    if isinstance(small, np.ndarray) and not small.any():
+        return np.where(small, 0.0, x)
     return np.where(small, np.rint(np.where(small, x, 0.0) / TINY) * TINY, x)
 
 

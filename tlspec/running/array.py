@@ -269,8 +269,9 @@ def reach(x: Any) -> float:
     """The largest absolute value of a real array; NaN where it has one, and 0 without elements."""
     if not x.size:
         return 0.0
-    one = x[tuple(slice(1) if step == 0 else slice(None) for step in x.strides)]  # of what is broadcast
-    return max(float(one.max()), -float(one.min()))
+    if 0 in x.strides:  # one of what is broadcast
+        x = x[tuple(slice(1) if step == 0 else slice(None) for step in x.strides)]
+    return max(float(np.maximum.reduce(x, axis=None)), -float(np.minimum.reduce(x, axis=None)))
 
 
 def operand(m: Model, x: Any) -> tuple[Any, Any]:
