@@ -33,6 +33,8 @@ from tlspec.bounds import spacing
 
 Array = np.ndarray
 RUNS, DEVIATIONS = 8, 6.0
+#: how many times tlrt's allowance others may use before a difference is more than rounding
+ROUGHER = 2.0**12
 OTHERS = ("onnx.reference", "onnxruntime")
 NAMES = "abcdefg"
 
@@ -95,7 +97,7 @@ def _standard(case: Drawn) -> list[Array]:
 def _moved_results(seed: int) -> Iterator[None]:
     """Within it, what the specification computes moves by its tolerance times a normal number, and constants by a rounding.
 
-    What only underflow allows is left out where it is not small beside the result, as a zero under a root could become negative.
+    What only underflow allows moves a result away from zero, as one under a root could become negative.
     """
     rng = np.random.default_rng(seed)
     compute, tensor = spec._Function._compute, Run.tensor
@@ -114,9 +116,10 @@ def _moved_results(seed: int) -> Iterator[None]:
                 if is_exact
                 else bound.tolerance(self.reference, outputs, inputs, values)
             )
+        moves = [np.where(np.isfinite(t), t * rng.standard_normal(o.shape), 0.0) for o, t in zip(outputs, tolerances)]
         return [
-            np.where(np.isfinite(t) & ((t > 2.0**-126) | (t < np.abs(o) / 8)), o + t * rng.standard_normal(o.shape), o)
-            for o, t in zip(outputs, tolerances, strict=True)
+            o + np.where((t > 2.0**-126) | (t < np.abs(o) / 8), move, np.sign(o) * np.abs(move))
+            for o, t, move in zip(outputs, tolerances, moves, strict=True)
         ]
 
     def moved_constant(self: Run, value: Any) -> Any:
@@ -202,7 +205,7 @@ def _try_node(found: dict[str, Any], case: Drawn, name: str) -> None:
     if limit := onnx_standard.LIMITS.get(case.op):  # where the formula has 0 times infinity
         right = [np.where(np.isnan(r) & np.isinf(case.operands[0]), limit(case.operands[0]), r) for r in right]
     for who, outputs in results.items():
-        if wrong := _difference(outputs, right, allowed):
+        if wrong := _difference(outputs, right, allowed if who == "tlrt" else [a * ROUGHER for a in allowed]):
             found["differences"][who, case.op, "differs"] += 1
             if (who, case.op) not in onnx_standard.EXPLAINED:
                 found["unexplained"].append(f"{who}: {name} of operator set {case.opset} {case.attributes}: {wrong}")

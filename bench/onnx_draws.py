@@ -117,7 +117,7 @@ def _binary(d: Draw, op: str) -> Drawn:
         b = np.where(b == 0, 7, b).astype(b.dtype)
     attributes = {"fmod": int(kind == "float" or d.flag())} if op == "Mod" else {}
     if op == "Pow" and kind != "float":
-        a, b = (a % 8).astype(kind), (b % 6).astype(kind)
+        a, b = (a % 8).astype(kind), (b % (21 if kind == "int64" else 6)).astype(kind)
     elif op == "Pow" and d.flag():
         b = d.ints(*b.shape, low=-5, high=6) % 7
     if op == "PRelu":
@@ -208,7 +208,8 @@ def _moving(d: Draw, op: str) -> Drawn:
         "ReverseSequence": lambda: ([d.any(4, 3, 2), d.rng.integers(1, 5, 3)], {"time_axis": 0, "batch_axis": 1}),
         "DepthToSpace": lambda: ([d.floats(2, 8, 2, 3, special=True)], {"blocksize": 2} | d.maybe(mode="CRD")),
         "SpaceToDepth": lambda: ([d.floats(2, 3, 4, 6, special=True)], {"blocksize": 2}),
-        "NonZero": lambda: ([x], {}), "EyeLike": lambda: ([d.floats(3, 4)], d.maybe(k=d.pick((-1, 1)), dtype=d.pick((1, 7)))),
+        "NonZero": lambda: ([d.any(*d.shape(0))], {}),
+        "EyeLike": lambda: ([d.floats(3, 4)], d.maybe(k=d.pick((-1, 1)), dtype=d.pick((1, 7)))),
         "Unique": lambda: ([d.floats(6, special=False) if d.flag() else d.ints(7, high=3)], d.maybe(sorted=d.flag())),
         "ConstantOfShape": lambda: ([np.asarray(shape)], {}),
     }  # fmt: skip
