@@ -1,8 +1,9 @@
 """Running error analysis: what float32 arithmetic computes stays within the errors, in any order of its sums, and the errors are
 not much larger than the bounds that the rows derive by hand."""
 
+import inspect
 from collections.abc import Callable
-from itertools import permutations
+from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tlspec.bounds import U, call_reference, spacing, tree_height
 from tlspec.draw.cases import Case, data_classes, draw_case
 from tlspec.draw.data import generator
 from tlspec.running import ErrorArray, Model, track_call
+from tlspec.running.array import FUNCTIONS
 
 #: what NumPy promises of its vectorised functions
 NUMPY = Model(ulps={"divide": 0.5, "sqrt": 0.5, "": 4.0})
@@ -87,6 +89,69 @@ def test_float32_arithmetic_stays_within_the_errors(name: str) -> None:
         got = EXPRESSIONS[name](x, y)
         assert np.allclose(made.value, EXPRESSIONS[name](x.astype(float), y.astype(float)), rtol=1e-9, atol=1e-12)
         assert within(got, made), seed
+
+
+#: values of keywords of NumPy's functions
+KEYWORDS: dict[str, list[Any]] = {
+    "axis": [None, 0, -1, (0, 1)], "keepdims": [True], "dtype": [np.float64], "initial": [2.0], "ddof": [1], "correction": [1],
+    "ord": [0, 1, 2, 3, np.inf, -np.inf, "fro"], "norm": ["ortho", "forward"], "n": [3, 9], "k": [-1, 1], "shift": [1],
+    "axes": [(0, 1)], "a_min": [-0.5], "a_max": [0.5], "min": [-0.5], "max": [0.5], "repeats": [2], "indices": [[1, 0]],
+    "offset": [1], "mode": ["constant", "edge"], "pad_width": [1],
+    "where": [np.arange(15).reshape(3, 5) % 4 > 0],
+}  # fmt: skip
+
+
+def numpy_function(name: str) -> Any:
+    return (
+        getattr(np.fft, name[4:])
+        if name.startswith("fft.")
+        else getattr(np, name, None) or getattr(np.linalg, name, None)
+    )
+
+
+def calls_of(function: Any) -> list[dict[str, Any]]:
+    """Keyword arguments that NumPy takes beside a matrix, up to three at a time, each with every value."""
+    known = [k for k in inspect.signature(function).parameters if k in KEYWORDS]
+    some = [keys for r in range(4) for keys in combinations(known, r)]
+    return [dict(zip(keys, values)) for keys in some for values in product(*(KEYWORDS[k] for k in keys))]
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"empty_like", "result_type", "sliding_window_view"}))
+def test_every_keyword_means_what_it_means_in_numpy_or_is_refused(name: str) -> None:
+    x = np.random.default_rng(3).standard_normal((3, 5)).astype(np.float32)
+    function = numpy_function(name)
+    for keywords in calls_of(function):
+        try:
+            with np.errstate(all="ignore"):
+                right = function(x.astype(float), **keywords)
+        except Exception:  # NumPy refuses by errors of many types
+            continue
+        if not isinstance(right, (np.ndarray, np.floating, float)):
+            continue
+        try:
+            got = function(tracked(x), **keywords)
+        except TypeError:  # what the analysis does not know
+            continue
+        made = got if isinstance(got, ErrorArray) else tracked(np.asarray(got))
+        assert made.shape == np.shape(right), keywords
+        assert np.allclose(made.value, right, rtol=1e-6, equal_nan=True), keywords
+        if not np.iscomplexobj(made.value) and np.asarray(right).dtype.kind == "f":
+            single = np.asarray(function(x, **keywords), np.float32)
+            assert within(single, made), keywords
+
+
+def test_arguments_have_the_order_that_they_have_in_numpy() -> None:
+    x = np.random.default_rng(4).standard_normal((3, 5))
+    keep = (None, None, True)
+    orders: list[tuple[Any, tuple[Any, ...]]] = [
+        (np.sum, (1, *keep)), (np.prod, (1, *keep)), (np.mean, (1, *keep)), (np.var, (1, None, None, 1, True)),
+        (np.max, (1, None, True)), (np.min, (1, None, True)),
+    ]  # fmt: skip
+    for function, given in orders:
+        made = function(tracked(x), *given)
+        assert made.shape == (3, 1) and np.allclose(made.value, function(x, *given))
+    with pytest.raises(TypeError, match="float16"):
+        np.mean(tracked(x), dtype=np.float16)
 
 
 @pytest.mark.parametrize(("one", "which"), ROWS, ids=[f"{r.name}-{w}" for r, w in ROWS])

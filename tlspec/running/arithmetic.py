@@ -146,6 +146,13 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     return ErrorArray(value, error, m)
 
 
+def clip(
+    x: Any, a_min: Any = None, a_max: Any = None, out: None = None, *, min: Any = None, max: Any = None
+) -> ErrorArray:
+    low, high = (b if a is None else a for a, b in ((a_min, min), (a_max, max)))
+    return np.minimum(np.maximum(x, -np.inf if low is None else low), np.inf if high is None else high)
+
+
 UFUNCS.update(
     {
         "add": add,
@@ -196,8 +203,6 @@ FUNCTIONS.update(
     {
         "where": where,
         "outer": lambda a, b: outer_product(model_of(a, b), np.ravel(a), np.ravel(b)),
-        "clip": lambda x, low=None, high=None, **k: np.minimum(
-            np.maximum(x, -np.inf if low is None else low), np.inf if high is None else high
-        ),
+        "clip": clip,
     }
 )

@@ -71,7 +71,9 @@ def made_like(make: Any) -> Callable[..., Any]:
 def sorted_rows(x: ErrorArray, axis: int | None = -1, **options: Any) -> ErrorArray:
     """No element of a sorted row moves by more than the largest error of the row."""
     value = np.sort(x.value, axis, **options)
-    return ErrorArray(value, np.broadcast_to(np.max(x.error, axis=axis, keepdims=True), value.shape), x.model)
+    return ErrorArray(
+        value, np.broadcast_to(np.max(x.error, axis=axis, keepdims=axis is not None), value.shape), x.model
+    )
 
 
 def truth(f: Any) -> Callable[..., Any]:

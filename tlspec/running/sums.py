@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tlspec.bounds import factor
-from tlspec.running.arithmetic import add
+from tlspec.running.arithmetic import add, multiply
 from tlspec.running.array import (
     FUNCTIONS,
     UFUNCS,
@@ -22,6 +22,12 @@ from tlspec.running.array import (
 )
 from tlspec.running.model import Model, granularity
 from tlspec.running.rounding import result, stored, total
+
+
+def refuse_narrow(dtype: Any) -> None:
+    """Raises TypeError for an accumulator that has fewer bits than float32."""
+    if dtype is not None and np.dtype(dtype).name not in ("float64", "float32"):
+        raise TypeError(f"running error analysis does not know a sum in {np.dtype(dtype)}: cast its terms")
 
 
 def count_terms(value: Any, axis: Any) -> int:
@@ -43,13 +49,16 @@ def summed(
     return made if initial is None else add(m, made, initial)
 
 
-def mean(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
-    return np.sum(x, axis=axis, keepdims=keepdims) / count_terms(x.value, axis)
+def mean(x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Any:
+    return np.sum(x, axis=axis, dtype=dtype, keepdims=keepdims) / count_terms(x.value, axis)
 
 
-def var(x: Any, axis: Any = None, keepdims: bool = False, ddof: int = 0, correction: int | None = None) -> Any:
+def var(
+    x: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: int = 0, keepdims: bool = False, *,
+    correction: int | None = None,
+) -> Any:  # fmt: skip
     less = ddof if correction is None else correction
-    centred = x - np.mean(x, axis=axis, keepdims=True)
+    centred = x - np.mean(x, axis=axis, dtype=dtype, keepdims=True)
     return np.sum(centred * centred, axis=axis, keepdims=keepdims) / (count_terms(x.value, axis) - less)
 
 
@@ -86,7 +95,8 @@ def multiplied(
     lost = np.where(least < 2.0 ** (m.precision + 1) * m.tiny, n * m.tiny * most, n * m.tiny)
     error = brought + np.expm1(1.01 * factor(max(n - 1, 0)) * m.unit) * size + lost
     certain = np.any(~np.isfinite(v), axis=axis, keepdims=keepdims)
-    return result(m, value, np.where(~certain & (1.001 * most >= m.overflow), np.inf, error))
+    made = result(m, value, np.where(~certain & (1.001 * most >= m.overflow), np.inf, error))
+    return made if initial is None else multiply(m, made, initial)
 
 
 def multiplied_along(x: ErrorArray, axis: Any = None, dtype: Any = None) -> ErrorArray:
@@ -133,6 +143,14 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     if ord == 1:
         return np.sum(size, **keep)
     return np.sqrt(np.sum(size * size, **keep)) if ord in (None, 2, "fro") else np.sum(size**ord, **keep) ** (1 / ord)
+
+
+def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
+    """The norm of all elements, or along an axis."""
+    if axis is not None:
+        return norm(x, ord, axis, keepdims)
+    found = norm(np.ravel(x), ord)
+    return np.reshape(found, (1,) * x.ndim) if keepdims else found
 
 
 def extreme(pick: str, empty: float) -> Callable[..., ErrorArray]:
@@ -270,12 +288,41 @@ def transform(name: str) -> Callable[..., ErrorArray]:
         used = np.take(np.abs(v) + d, range(min(v.shape[axis], length)), axis)
         brought = np.take(d, range(min(v.shape[axis], length)), axis)
         both = 2.0 if name == "irfft" else 1.0  # a bin stands for its conjugate, too
-        scale = both / length if name.startswith("i") else 1.0
+        divided = {"ortho": length**0.5, "forward": 1 if name.startswith("i") else length}
+        scale = both / divided.get(norm, length if name.startswith("i") else 1)
         h = 12 * max(1, math.ceil(math.log2(max(length, 2)))) + 12
         reach = used.sum(axis=axis, keepdims=True) * scale
         error = brought.sum(axis=axis, keepdims=True) * scale + float(factor(h)) * m.unit * reach + length * m.tiny
         error = np.where(np.isfinite(reach) & (1.001 * reach >= m.overflow), np.inf, error)
         return result(m, value, np.broadcast_to(error, value.shape))
+
+    return rule
+
+
+def reduction(ufunc: str) -> Callable[..., ErrorArray]:
+    """numpy.sum or numpy.prod, with NumPy's order of arguments."""
+
+    def rule(
+        x: ErrorArray,
+        axis: Any = None,
+        dtype: Any = None,
+        out: None = None,
+        keepdims: bool = False,
+        initial: Any = None,
+    ) -> ErrorArray:
+        refuse_narrow(dtype)
+        return UFUNCS[f"{ufunc}.reduce"](model_of(x), x, axis, keepdims, initial=initial)
+
+    return rule
+
+
+def extreme_of(ufunc: str) -> Callable[..., ErrorArray]:
+    """numpy.max or numpy.min, with NumPy's order of arguments."""
+
+    def rule(
+        x: ErrorArray, axis: Any = None, out: None = None, keepdims: bool = False, initial: Any = None
+    ) -> ErrorArray:
+        return UFUNCS[f"{ufunc}.reduce"](x.model, x, axis, keepdims, initial=initial)
 
     return rule
 
@@ -298,33 +345,19 @@ UFUNCS.update(
 
 FUNCTIONS.update(
     {
-        "sum": lambda x, axis=None, dtype=None, keepdims=False, initial=None: summed(
-            model_of(x), x, axis, keepdims, dtype, initial
-        ),
-        "prod": lambda x, axis=None, dtype=None, keepdims=False, initial=None: multiplied(
-            model_of(x), x, axis, keepdims
-        ),
-        "max": lambda x, axis=None, keepdims=False, initial=None: UFUNCS["maximum.reduce"](
-            x.model, x, axis, keepdims, initial=initial
-        ),
-        "amax": lambda x, axis=None, keepdims=False, initial=None: UFUNCS["maximum.reduce"](
-            x.model, x, axis, keepdims, initial=initial
-        ),
-        "min": lambda x, axis=None, keepdims=False, initial=None: UFUNCS["minimum.reduce"](
-            x.model, x, axis, keepdims, initial=initial
-        ),
-        "amin": lambda x, axis=None, keepdims=False, initial=None: UFUNCS["minimum.reduce"](
-            x.model, x, axis, keepdims, initial=initial
-        ),
+        "sum": reduction("add"),
+        "prod": reduction("multiply"),
+        "max": extreme_of("maximum"),
+        "amax": extreme_of("maximum"),
+        "min": extreme_of("minimum"),
+        "amin": extreme_of("minimum"),
         "mean": mean,
         "var": var,
         "std": lambda x, *a, **k: np.sqrt(var(x, *a, **k)),
         "cumsum": cumulated,
         "cumprod": multiplied_along,
         "norm": norm,
-        "vector_norm": lambda x, axis=None, keepdims=False, ord=2: norm(
-            np.ravel(x) if axis is None else x, ord, axis, keepdims
-        ),
+        "vector_norm": vector_norm,
         "einsum": einsum,
         "dot": dot,
         "tensordot": tensordot,
