@@ -512,6 +512,38 @@ static void test_calls(void)
     OK(torchlean_cuda_context_destroy(other));
 }
 
+/* Of every pair of types, and of lengths around the pieces in which long arrays are converted. */
+static void test_convert(void)
+{
+    enum { PIECE = 1 << 20, MOST = 2 * PIECE + 3 };
+    static const uint64_t lengths[] = {0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, MOST};
+    char *from = malloc(8 * (size_t)MOST), *to = malloc(8 * (size_t)MOST + 1);
+    CHECK(from && to);
+    for (int32_t type = TORCHLEAN_FLOAT32; from && to && type <= TORCHLEAN_UINT64; type++) {
+        for (uint64_t i = 0; i < MOST; i++) { /* whole numbers that every type holds, other ones in every piece */
+            const uint64_t number = i * 7 % 16000057;
+            if (type == TORCHLEAN_FLOAT32)
+                ((float *)from)[i] = (float)number;
+            else if (type == TORCHLEAN_FLOAT64)
+                ((double *)from)[i] = (double)number;
+            else
+                ((uint64_t *)from)[i] = number;
+        }
+        for (int32_t narrow = 0; narrow < 2; narrow++)
+            for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k++) {
+                memset(to, 0xff, 8 * (size_t)MOST + 1);
+                OK(torchlean_cuda_convert(from, type, lengths[k], to, narrow ? TORCHLEAN_FLOAT32 : TORCHLEAN_FLOAT64));
+                uint64_t wrong = 0;
+                for (uint64_t i = 0; i < lengths[k]; i++)
+                    wrong += (narrow ? ((float *)to)[i] : ((double *)to)[i]) != (double)(i * 7 % 16000057);
+                CHECK(wrong == 0);
+                CHECK((unsigned char)to[lengths[k] * (narrow ? 4 : 8)] == 0xff); /* nothing behind the last one */
+            }
+    }
+    free(from);
+    free(to);
+}
+
 #if defined(__x86_64__)
 static void test_float_mode(void)
 {
@@ -590,6 +622,7 @@ int main(void)
     test_share();
     test_moving();
     test_calls();
+    test_convert();
     test_float_mode();
     core_test_captures();
     core_test_exchange(), core_test_hosts();

@@ -91,6 +91,20 @@ def test_memory(dev):
     assert dev.memory().peak_bytes == 0
 
 
+def test_the_peak_starts_again_from_what_is_live(dev):
+    kept, other = dev.zeros(1000), dev.zeros(5000)
+    other.release()
+    before = dev.memory()
+    assert before.peak_bytes > before.live_bytes > 0 and before.cached_bytes > 0
+    dev.reset_peak()
+    after = dev.memory()
+    assert after.peak_bytes == after.live_bytes == before.live_bytes and after.cached_bytes == before.cached_bytes
+    more = dev.zeros(3000)
+    assert dev.memory().peak_bytes == dev.memory().live_bytes > after.peak_bytes
+    more.release(), kept.release()
+    assert dev.memory().live_bytes == 0 < dev.memory().peak_bytes
+
+
 def test_cap(dev):
     dev.cap(1 << 20)
     assert dev.memory().cap_bytes == 1 << 20

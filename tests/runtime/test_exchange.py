@@ -191,6 +191,10 @@ def test_what_cannot_be_shared_is_copied_or_refused(device: str) -> None:
         with pytest.raises((tlrt.errors.ShapeError, tlrt.errors.ArgumentError), match=message):
             tlrt.from_dlpack(array, copy=False)
         assert tlrt.from_dlpack(array).numpy().tolist() == array.ravel().tolist()
+    for part in (lambda a: a[::2][:1], lambda a: a[1:2, None], lambda a: a[:, None][:, ::5], lambda a: a[1:1:2, ::3]):
+        dense = part(aligned(np.arange(256, dtype=np.float32)).reshape(4, 64))
+        shared = tlrt.from_dlpack(dense, copy=False)  # a step along an axis of length 1 or 0 leads nowhere
+        assert shared.numpy().tolist() == dense.ravel().tolist()
     fixed = aligned(x)
     fixed.flags.writeable = False
     with pytest.raises(tlrt.errors.ArgumentError, match="read-only"):

@@ -109,6 +109,11 @@ def test_any_of_the_parameters_may_be_frozen(device, case, frozen):
         run = s.capture(step) if captured else step
         run(), s.reset(), run()
         after, wanted = ([p.value.tolist() for p in ps] for ps in (whole, alone))
+        steps = 3 + captured  # capture takes one, too
+        assert [g.steps for g in trained[-1].groups] == [
+            1 if all(still) else steps for still in (frozen[:2], frozen[2:])
+        ]
+        assert trained[-1].steps == trained[-1].state()[0]["steps"] == steps
         assert after == wanted and [a == b for a, b in zip(after, before, strict=True)] == list(frozen)
 
 
