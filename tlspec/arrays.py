@@ -345,7 +345,7 @@ class Torch(Arrays):
     def delay(self, arrays: Iterable[Any]) -> None:
         if self.device.type != "cuda":
             return
-        late = [(x, x.clone()) for x in arrays]
+        late = [(x.detach(), x.detach().clone()) for x in arrays]
         for x, _ in late:
             x.zero_()
         self.synchronize()
@@ -385,6 +385,13 @@ class Torch(Arrays):
             if settings[name] != now[name]:  # some import much
                 change(settings[name])
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = settings["tf32"], settings["benchmark"]
+
+    def put(self, patterns: Bits, dtype: str, *, layout: str = "") -> Any:
+        """A new tensor, as of other libraries; in the layout "gradients" one that requires a gradient."""
+        if layout != "gradients":
+            return super().put(patterns, dtype, layout=layout)
+        made = self._put(patterns.copy(), dtype)
+        return made.requires_grad_() if made.is_floating_point() else made
 
     def _put(self, patterns: Bits, dtype: str) -> Any:
         host = self.module.from_numpy(patterns.view(_SIGNED[patterns.dtype]))

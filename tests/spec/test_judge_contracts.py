@@ -79,6 +79,66 @@ def test_indices_reach_the_end_of_long_axes() -> None:
         assert judged(kernel, "cross_entropy", isolate=False, data="normal").ok != narrow
 
 
+def test_lengths_beyond_the_largest_vocabularies() -> None:
+    def kernel(x: np.ndarray) -> np.ndarray:
+        kept = np.exp(x[:, : 2**18] - x.max(axis=1, keepdims=True, initial=-np.inf))
+        return np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf)) / kept.sum(axis=1, keepdims=True)
+
+    assert not judged(kernel, "softmax", isolate=False, data="normal").ok
+
+
+def test_a_row_that_a_parameter_names_is_the_last_one_too() -> None:
+    def kernel(mat: np.ndarray, row: np.ndarray, i: int) -> np.ndarray:
+        out = mat.copy()
+        out[i & (0xFFFF if narrow else -1)] += row
+        return out
+
+    for narrow in (False, True):
+        assert judged(kernel, "scatter_add_row", isolate=False, data="normal").ok != narrow
+
+
+@pytest.mark.parametrize("all_of", [np.all, lambda mask: not mask.any()], ids=["true", "false"])
+def test_masks_that_are_all_alike(all_of: Any) -> None:
+    def kernel(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        wrong = x.size > 4 and all_of(mask)
+        return np.where(mask, x / np.float32(0.75), x) * np.float32(1.5 if wrong else 1)
+
+    reference = lambda x, mask: np.where(mask, x / 0.75, x)
+    text = "x[rows, cols], mask: bool[rows, cols] -> out[rows, cols]"
+    report = judged(kernel, reference=reference, inputs=text, isolate=False, data="normal")
+    assert any("whole number alone" in f.text for f in report.findings), report
+
+
+def test_whole_numbers_at_the_ends_of_their_type() -> None:
+    narrow = lambda a, b: (a.astype(np.int16) * b).clip(-16000, 16000).astype(np.float32)
+    for kernel, right in ((lambda a, b: a.astype(np.float32) * b, True), (narrow, False)):
+        found = judged(kernel, reference=lambda a, b: a * 1.0 * b, inputs="a: i8[n], b: i8[n] -> out[n]", isolate=False)
+        assert found.ok == right, found
+
+
+def test_arrays_that_require_gradients() -> None:
+    torch = pytest.importorskip("torch")
+    right = lambda x: torch.exp(x)
+    wrong = lambda x: torch.exp(x) + x.requires_grad
+    shown = lambda x: torch.from_numpy(np.exp(x.numpy()))  # which PyTorch refuses with gradients, and that is no fault
+    assert judged(right, "exp", array="torch", data="normal").ok
+    assert judged(shown, "exp", array="torch", data="normal").ok
+    report = judged(wrong, "exp", array="torch", data="normal")
+    assert report.findings and all("require gradients" in f.text for f in report.findings), report
+
+
+def test_memory_that_larger_results_share() -> None:
+    scratch = np.empty(2**22, np.float32)
+
+    def kernel(x: np.ndarray) -> np.ndarray:
+        if x.size < 2**12:
+            return np.exp(x)
+        return np.exp(x, out=scratch[: x.size].reshape(x.shape))
+
+    report = judged(kernel, "exp", isolate=False, data="normal")
+    assert {f.kind for f in report.findings} == {"stale"}, report
+
+
 def test_refusals_by_numbers_and_of_most_cases() -> None:
     def only(holds: Any) -> Any:
         def kernel(x: np.ndarray) -> np.ndarray:

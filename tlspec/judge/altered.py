@@ -9,9 +9,11 @@ import numpy as np
 
 from tlspec.draw.cases import Case, refused_by
 from tlspec.draw.data import generator
+from tlspec.expressions import evaluate
 from tlspec.judge import kept
 from tlspec.judge.blocks import ELEMENTS
 from tlspec.judge.shrink import lengths_of, resized
+from tlspec.signature import WHOLE
 
 #: numbers of each array that a case with a few other numbers changes
 CHANGED = 3
@@ -73,6 +75,23 @@ def plain(case: Case) -> Case:
 def zeroed(case: Case, name: str) -> Case:
     """The case with zeros alone in one array."""
     return _mapped(case, lambda n, x: np.zeros_like(x) if n == name else x)
+
+
+def filled(case: Case, place: int) -> Case | None:
+    """The case with one whole number in all of an array: its least (0), its greatest (1), or one on either side of the middle
+    of those below a limit (2, 3), as bytes have the ends of their signed numbers there. None where that is no other case."""
+    made = dict(case.inputs)
+    for a in case.op.signature.inputs:
+        x = made[a.name]
+        if x is None or not x.size or (a.kind not in WHOLE and not a.below):
+            continue
+        low, high = (0, 1) if x.dtype.kind == "b" else (np.iinfo(x.dtype).min, np.iinfo(x.dtype).max)
+        if a.below:
+            low, high = 0, max(int(evaluate(a.below, case.values)), 1) - 1
+        made[a.name] = np.full_like(x, (low, high, (low + high) // 2, (low + high) // 2 + 1)[place])
+    again = replace(case, inputs=made, given=None)
+    same = all(_is_same(made[n], x) for n, x in case.inputs.items())
+    return None if same or refused_by(case.op, {**case.values, **made}) is not None else again
 
 
 def otherwise(case: Case) -> Case | None:

@@ -39,6 +39,7 @@ from tlspec.running import Model
 ENDING = {
     "": "", "gaps": ":strided", "rows": ":rows", "transposed": ":transposed", "inner": ":inner", "channels": ":channels",
     "expanded": ":expanded", "offset": ":offset", "backwards": ":backwards", "mixed": ":mixed",
+    "gradients": ":gradients",
 }  # fmt: skip
 FROM = {
     "": "", "gaps": ", from arrays that are not contiguous", "rows": ", from arrays with room behind each row",
@@ -47,6 +48,7 @@ FROM = {
     "channels": ", from arrays whose second axis lies last in memory", "expanded": ", from arrays with strides of 0",
     "offset": ", from arrays that begin one element behind an aligned address",
     "backwards": ", from arrays with negative strides", "mixed": ", from arrays that lie in different ways",
+    "gradients": ", from arrays that require gradients",
 }  # fmt: skip
 #: of how many trials the sensitivity is measured
 PLANTED = 16
@@ -132,6 +134,10 @@ class Check:
             answer = self.call(trial.case, kernel, request)
             outcomes = self.compared(trial, kernel, answer.results)
         except Failure as failure:
+            if layout == "gradients" and not isinstance(
+                failure, Ended
+            ):  # as of what is written over, or shown to NumPy
+                return
             if layout in MATRICES and self.op.signature.elementwise and not isinstance(failure, Ended):
                 # it takes arrays of one axis alone, which have no other order
                 yield from self.problems(trial, kernel, row, layout="gaps", shared=shared, again=True)
@@ -523,7 +529,7 @@ def check(
         drawn = cases_of[which]
         drawn += [*seldom_drawn(drawn, empty), *shaped_cases(row, which, shapes, data, seed)]
         repeated, slowest = set[str](), 0.0
-        ways: tuple[str, ...] = (*LAYOUTS, "mixed")
+        ways: tuple[str, ...] = (*LAYOUTS, "mixed", *(["gradients"] if library.name.startswith("torch") else []))
         untried = ways
         for i, each in enumerate(drawn):
             if judge.ended:
@@ -538,6 +544,8 @@ def check(
             judge.run(each, layout=ways[i // 5 % len(ways)] if others and i % 5 == 4 else "")
             if is_long(each):
                 repetition.ties(judge, each)
+            if each.size in ("medium", "large"):
+                repetition.stays(judge, each)
             slowest = max(slowest, time.perf_counter() - begun) if each.size == "shrunk" else slowest
             seldom = each.size in ("large", SHAPE) or not all(each.dims.values())
             if others and untried and not seldom and is_wide(each):

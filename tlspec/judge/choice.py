@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from tlspec.drawn import (
     free_sizes,
     is_empty,
     long_lengths,
+    refused_by,
     shape_case,
     shape_of,
     stretched,
@@ -34,6 +35,8 @@ LARGE_WORK = 2**26
 EQUAL = (33, 16, 64, 128, 256)
 #: how many axes and how many choices of whole numbers are tried with a long axis
 LONGER = 4
+#: a length beyond the largest vocabularies, which one case for each axis has
+VOCABULARY = 2**18 + 2**14
 
 
 def drawn_cases(op: Op, which: str, cases: Any, data: Any, empty: bool, seed: int) -> Iterator[Case]:
@@ -98,6 +101,7 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
     # whole numbers choose an axis or a direction: of each choice that was drawn one case
     whole = [p.name for p in sig.params if p.kind == "u32"]
     several = list({tuple(c.values[n] for n in whole): c for c in reversed(small)}.values())[-LONGER:]
+    longest: list[Case] = []
     for each in several:
         values = {n: v for n, v in lengths_of(each).items() if n in names}
         places = sum(len(v) if isinstance(v, (list, tuple)) else 1 for v in values.values())
@@ -105,11 +109,34 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
         lengths = sorted({*lengths[:1], *lengths[-1:]})  # beyond 65,536: indices of 16 bits, and most grids of a GPU
         ones = {n: [1] * len(v) if isinstance(v, (list, tuple)) else 1 for n, v in values.items()}
         for n, i in itertools.product(lengths, range(min(places, LONGER))):
-            longer = (stretched(v, names, i, n) for v in (values, ones))
-            chosen += [(each, v) for v in longer if _cheap(each.op, {**lengths_of(each), **v})][:1]
+            longest += _first(each, (stretched(v, names, i, n) for v in (values, ones)), SIZES[EDGES])
+        for i in range(min(places, LONGER) if each is several[0] and case.op.family != "user" else 0):
+            longest += _first(each, [stretched(ones, names, i, VOCABULARY)], SIZES["large"])
+    longest += [end for each in longest if (end := _at_the_end(each)) is not None]
     wanted = ((of, {**lengths_of(of), **lengths}) for of, lengths in chosen)
     made = (resized(of, values) for of, values in wanted if _cheap(of.op, values))
-    return [c for c in made if c is not None]
+    return [*(c for c in made if c is not None), *longest]
+
+
+def _first(case: Case, sizes: Iterable[dict[str, Any]], budget: int) -> list[Case]:
+    """The case of the first lengths that the row takes and that are cheap; empty where none are."""
+    every = ({**lengths_of(case), **each} for each in sizes)
+    made = (resized(case, values) for values in every if _cheap(case.op, values, budget))
+    return [c for c in made if c is not None][:1]
+
+
+def _at_the_end(case: Case) -> Case | None:
+    """The case with a parameter that names a place along the long axis, at the last one; None where none does."""
+    known = lengths_of(case)
+    size = max((known[n] for n in free_sizes(case.op) if isinstance(known.get(n), int)), default=0)
+    for p in case.op.signature.params:
+        if (
+            p.kind == "u32"
+            and known[p.name] < size - 1
+            and refused_by(case.op, {**known, **case.inputs, p.name: size}) is not None
+        ):
+            return resized(case, {**known, p.name: size - 1})
+    return None
 
 
 def is_long(case: Case, least: int = 2**10) -> bool:
@@ -124,11 +151,11 @@ def is_wide(case: Case) -> bool:
     return all(np.min(known[n], initial=2) > 1 for n in free_sizes(case.op) if n in known)
 
 
-def _cheap(op: Op, values: Mapping[str, Any]) -> bool:
+def _cheap(op: Op, values: Mapping[str, Any], budget: int = SIZES[EDGES]) -> bool:
     """Whether a case of these values, which the row may refuse, is small."""
     try:
         size = sum(math.prod(shape_of(a, values)) for a in (*op.signature.inputs, *op.signature.outputs))
         work = 0 if op.drawing.work is None else call_named(op.drawing.work, values)
     except (IndexError, KeyError, TypeError, ValueError):
         return False
-    return size <= SIZES[EDGES] and work <= EDGE_WORK
+    return size <= budget and work <= EDGE_WORK

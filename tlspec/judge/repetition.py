@@ -48,6 +48,9 @@ OTHERS: dict[str, Callable[[Case], Case]] = {
 }  # fmt: skip
 #: and of normal numbers besides
 ORDERED: dict[str, Callable[[Case], Case]] = {"the same numbers in falling order": altered.falling, TIES: altered.tied}
+#: by place of :func:`altered.filled`
+FILLED = ("the least whole number alone", "the greatest whole number alone", "the whole number below the middle alone",
+          "the whole number above the middle alone")  # fmt: skip
 PARAMETERS, SHARED = "the same arrays with other parameters", "the same array as several arguments"
 
 
@@ -130,6 +133,9 @@ def _others(case: Case) -> Iterator[tuple[str, Case]]:
     for name in arrays if len(arrays) > 1 and case.data == "normal" else ():
         key = f"zeros alone in {name}"
         yield key, kept.derived(case, key, partial(altered.zeroed, case, name))
+    for place, said in enumerate(FILLED if case.data == "normal" else ()):
+        if (made := altered.filled(case, place)) is not None:
+            yield said, kept.derived(case, said, partial(altered.filled, case, place))  # type: ignore[arg-type]
     if (made := altered.otherwise(case)) is not None:
         yield PARAMETERS, made
     if (made := altered.shared(case)) is not None:
@@ -163,6 +169,22 @@ def ties(check: Judge, case: Case) -> None:
     found = _wrong_value(check, kept.derived(case, TIES, partial(altered.tied, case)))
     if found and not any(f.kind == "value" for f in check.report.findings):
         check.report.findings.append(Finding("value", f"from {TIES}: {found}", check.line(case)))
+
+
+def stays(check: Judge, case: Case) -> None:
+    """Whether a result stays as it is in a later call with arrays of its shapes, which may share memory from a size on."""
+    case = check.in_format(case)
+    try:
+        first, _ = _held(check, case)
+        check.called(kept.derived(case, next(iter(OTHERS)), partial(altered.halved, case)))
+        later = bits_of(check.function.held([x.shape for x in first]))
+    except NotImplementedError:
+        return
+    except Failure as failure:
+        check.add(failure, case)
+        return
+    if not same(first, later) and all(f.kind != "stale" for f in check.report.findings):
+        check.report.findings.append(Finding("stale", "a later call changed an earlier result", check.line(case)))
 
 
 def laid_otherwise(check: Judge, case: Case, layout: str) -> None:

@@ -88,6 +88,16 @@ def _wider_indices(case: Case, values: Mapping[str, Any], rng: np.random.Generat
         elif a.below or (op.signature.buffers and len(a.dims) == 1):
             below = evaluate(a.below, values) if a.below else next(iter(shape_of(op.signature.buffers[0], values)), 0)
             found[a.name] = draw.indices(math.prod(shape), int(below)).reshape(shape)
+    # and the end itself, where the row takes it
+    longest = max((int(np.max(values[n], initial=0)) for n in names), default=0)
+    for a in op.signature.inputs:
+        x = found.get(a.name)
+        if x is None or (op.family == "user" and not a.below):
+            continue
+        last = int(evaluate(a.below, values) if a.below else longest) - 1
+        ended = np.where(np.arange(x.size).reshape(x.shape) == 0, max(last, 0), x).astype(x.dtype)
+        if refused_by(op, {**values, **case.inputs, **found, a.name: ended}) is None:
+            found[a.name] = ended
     return found
 
 

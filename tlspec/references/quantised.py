@@ -37,14 +37,16 @@ def _float8(patterns, like):
 
 def _draw_int8(d):
     def numbers(rows, k):
-        return _patterns(d.rng.integers(-127, 127, (rows, k), dtype=np.int8, endpoint=True))
+        ends = d.rng.choice(np.array([-127, 127], np.int8), (rows, 1))  # of some rows, where narrow sums overflow
+        inner = d.rng.integers(-127, 127, (rows, k), dtype=np.int8, endpoint=True)
+        return _patterns(np.where(d.rng.random((rows, 1)) < 0.25, ends, inner))
 
     return {"m": d.dim(), "n": d.dim(), "k": d.dim(0, 1024), "a": lambda m, k: numbers(m, k), "b": lambda n, k: numbers(n, k),
             "a_scale": lambda m: _scales(d, m), "b_scale": lambda n: _scales(d, n)}  # fmt: skip
 
 
 @op("a: u32[m, k], b: u32[n, k], a_scale[m], b_scale[n] -> out[m, n]", bound=analysed(), no_vjp=WHY, draw=_draw_int8,
-    data=("normal",),
+    data=("normal",), checks=[check("k", "k < 133145")],
     work=lambda m, n, k: m * n * k,
     source="Dettmers et al., LLM.int8(), arXiv:2208.07339; torch._int_mm with scales by row")  # fmt: skip
 def int8_matmul(a, b, a_scale, b_scale):
@@ -55,7 +57,7 @@ def int8_matmul(a, b, a_scale, b_scale):
     Parameters
     ----------
     a : (m, k), b : (n, k)
-        Bit patterns of 8-bit integers from -127. Sums of their products are exact in 32-bit integers.
+        Bit patterns of 8-bit integers from -127. Sums of their products are exact in 32-bit integers, as k < 133,145.
     a_scale : (m), b_scale : (n)
 
     Returns
