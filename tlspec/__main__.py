@@ -24,12 +24,13 @@ def _number_or_word(text: str) -> float | str:
 
 def _numbers(text: str) -> dict[str, Any]:
     """The numbers of ``rows=4096,eps=1e-5,dims=[4,8]`` by their names. Raises ValueError."""
-    names = text.replace("[", "(").replace("]", ",)")
-    call = ast.parse(f"f({names})", mode="eval").body
+    try:
+        call: ast.expr | None = ast.parse(f"f({text})", mode="eval").body
+    except SyntaxError:
+        call = None
     if not isinstance(call, ast.Call) or call.args or not call.keywords:
         raise ValueError(f"{text!r}: expected NAME=NUMBER,...")
-    found = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-    return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
+    return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

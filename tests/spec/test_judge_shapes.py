@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tlspec import registry
-from tlspec.__main__ import main
+from tlspec.__main__ import _numbers, main
 from tlspec.case import shape_of
 from tlspec.draw.cases import draw_case, shape_case
 from tlspec.judge import check
@@ -83,6 +83,14 @@ def test_lengths_are_checked() -> None:
         check(softmax, "softmax", shapes=[{"rows": 3}])
     with pytest.raises(ValueError, match="depth is not one"):
         check(softmax, "softmax", shapes=[{"rows": 3, "cols": 4, "depth": 1}])
+
+
+@pytest.mark.parametrize("lengths", [[], [9], [9, 4], [1, 2, 3]], ids=str)
+def test_lists_of_any_length_on_the_command_line(lengths: list[int]) -> None:
+    assert _numbers(f"rows=4096, spatial={lengths},eps=1e-5") == {"rows": 4096, "spatial": lengths, "eps": 1e-5}
+    for wrong in ("9", "rows", "rows=", "rows=[1", "rows=open(1)", "f()", ""):
+        with pytest.raises(ValueError):
+            _numbers(wrong)
 
 
 def test_shapes_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
