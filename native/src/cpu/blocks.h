@@ -82,6 +82,20 @@ BLOCKS(8)
 #define TL_TURN(v) turn4((floats4 *)(v))
 #endif
 
+/* y[c·y_stride + r] = x[r·x_stride + c]. */
+static inline void tl_transpose(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows,
+                                int64_t cols)
+{
+    if (rows >= TL_BLOCK && cols >= TL_BLOCK)
+        TL_BLOCKS(x, x_stride, y, y_stride, rows, cols);
+    else if (rows >= 4 && cols >= 4)
+        blocks4(x, x_stride, y, y_stride, rows, cols);
+    else
+        for (int64_t c = 0; c < cols; c++)
+            for (int64_t r = 0; r < rows; r++)
+                y[c * y_stride + r] = x[r * x_stride + c];
+}
+
 #undef LOW
 #undef HIGH
 #undef LANES4

@@ -23,15 +23,12 @@ typedef struct {
 /* How many orders are above `least`; there are whole lines of them. */
 static inline int64_t tl_count_above(const int32_t *order, int64_t count, int32_t least)
 {
-    int32_t lane[2 * TL_LINE] = {0};
-    int64_t i = 0, sum = 0;
-    for (; i + 2 * TL_LINE <= count; i += 2 * TL_LINE)
-        for (int32_t l = 0; l < 2 * TL_LINE; l++)
-            lane[l] += order[i + l] > least;
-    for (; i < count; i += TL_LINE)
+    int32_t lane[TL_LINE] = {0};
+    int64_t sum = 0;
+    for (int64_t i = 0; i < count; i += TL_LINE)
         for (int32_t l = 0; l < TL_LINE; l++)
             lane[l] += order[i + l] > least;
-    for (int32_t l = 0; l < 2 * TL_LINE; l++)
+    for (int32_t l = 0; l < TL_LINE; l++)
         sum += lane[l];
     return sum;
 }

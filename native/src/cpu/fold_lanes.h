@@ -1,14 +1,11 @@
-/* Elements onto the lanes of folds (formula/fold.h): rows of many lanes, and the rows of a few units at once. */
+/* Rows of elements onto the lanes of folds (formula/fold.h). */
 #pragma once
 
 #include <string.h>
 
 #include "formula/fold.h"
 
-/* TAKE_WIDTH lanes stay in registers: those of TAKE_UNITS units that have all lanes. Such units are read side by side, which the
- * hardware does not foresee. So lines are fetched TAKE_AHEAD elements ahead, in the order of memory: as many as a core reads
- * while one comes from the memory, and no more than the first cache holds. */
-enum { TAKE_WIDTH = 32, TAKE_UNITS = TAKE_WIDTH / TL_FOLD_LANES, TAKE_AHEAD = 3072 };
+enum { TAKE_WIDTH = 32 }; /* lanes that stay in registers */
 
 /* An element of each of four rows, one after the other, on one lane of a product. That of four numbers of float32 and one of
  * [1, 2) is far from the ends of float64, so that its power of two may be taken out once; where one of them is no number,
@@ -82,58 +79,3 @@ static void take_rows(enum tl_fold_kind kind, double *v, int64_t plane, const fl
     }
 #undef TAKE
 }
-
-/* `rows` rows of TL_FOLD_LANES elements of each of TAKE_UNITS units onto their lanes, which stay in registers. */
-static inline __attribute__((always_inline)) void take_units_of(enum tl_fold_kind kind, double *restrict v,
-                                                                const float *const *x, const double *restrict m,
-                                                                int64_t rows, tl_fold_rule rule)
-{
-    double lane[TAKE_WIDTH];
-    const float *const a = x[0], *const b = x[1], *const c = x[2], *const d = x[3], *ahead = a + TAKE_AHEAD;
-    for (int32_t j = 0; j < TAKE_WIDTH; j++)
-        lane[j] = v[j];
-    for (int64_t r = 0; r < rows * TL_FOLD_LANES; r += TL_FOLD_LANES, ahead += TAKE_WIDTH) {
-        __builtin_prefetch(ahead, 0, 3);
-        __builtin_prefetch(ahead + TAKE_WIDTH / 2, 0, 3);
-        for (int32_t l = 0; l < TL_FOLD_LANES; l++)
-            tl_fold_take(kind, lane + l, NULL, NULL, a[r + l], m[l], rule);
-        for (int32_t l = 0; l < TL_FOLD_LANES; l++)
-            tl_fold_take(kind, lane + TL_FOLD_LANES + l, NULL, NULL, b[r + l], m[TL_FOLD_LANES + l], rule);
-        for (int32_t l = 0; l < TL_FOLD_LANES; l++)
-            tl_fold_take(kind, lane + 2 * TL_FOLD_LANES + l, NULL, NULL, c[r + l], m[2 * TL_FOLD_LANES + l], rule);
-        for (int32_t l = 0; l < TL_FOLD_LANES; l++)
-            tl_fold_take(kind, lane + 3 * TL_FOLD_LANES + l, NULL, NULL, d[r + l], m[3 * TL_FOLD_LANES + l], rule);
-    }
-    for (int32_t j = 0; j < TAKE_WIDTH; j++)
-        v[j] = lane[j];
-}
-
-static void take_units(enum tl_fold_kind kind, double *v, const float *const *x, const double *m, int64_t rows,
-                       tl_fold_rule rule)
-{
-#define TAKE(KIND) \
-    case KIND: take_units_of(KIND, v, x, m, rows, rule); break;
-    switch (kind) {
-        TAKE(TL_FOLD_SUM)
-        TAKE(TL_FOLD_ABS)
-        TAKE(TL_FOLD_SQUARE)
-        TAKE(TL_FOLD_DEVIATION)
-        TAKE(TL_FOLD_EQUAL)
-        TAKE(TL_FOLD_LARGEST)
-    default: break;
-    }
-#undef TAKE
-}
-
-/* packed[r * step + l] = x[r * lanes + l] for r < n. */
-#define PACK(lanes) \
-    static void pack##lanes(float *restrict packed, int64_t step, const float *restrict x, int64_t n) \
-    { \
-        for (int64_t r = 0; r < n; r++) \
-            for (int32_t l = 0; l < (lanes); l++) \
-                packed[r * step + l] = x[r * (lanes) + l]; \
-    }
-PACK(1)
-PACK(2)
-PACK(4)
-PACK(8)

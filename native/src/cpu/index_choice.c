@@ -193,7 +193,7 @@ int32_t tl_cpu_argmin(tl_context *ctx, const float *x, int64_t outer, int64_t n,
 typedef struct {
     const float *x;
     uint32_t *out;
-    char *scratch; /* candidates of every worker, where they are many */
+    char *scratch; /* candidates of every worker */
     int64_t n, inner, k, rows, per_task, room, per_worker;
     uint32_t flip; /* all bits where the smallest come first, NaN last */
 } top_job;
@@ -234,40 +234,23 @@ static void find_candidates(const top_job *job, const float *x, int64_t room, tl
     if (c->count > job->k) tl_keep_first(c, job->k);
 }
 
-/* Candidates that a row has room for: so many times those that are kept that each is compared a few times on the average. */
-static int64_t room_of(int64_t n, int64_t k)
-{
-    return tl_ceil_div(tl_imin(n, 4 * k + CANDIDATES), ORDER_LANES) * ORDER_LANES;
-}
-
-static void find_some(const top_job *job, int64_t row)
-{
-    enum { ROOM = 4 * TL_SORT_FEW + CANDIDATES + TL_LINE };
-    _Alignas(64) int32_t order[ROOM];
-    uint32_t place[ROOM], *out;
-    const float *const x = row_of(job, row, &out);
-    tl_candidates c = {order, place, 0};
-    find_candidates(job, x, job->room, &c);
-    tl_sort_few(&c, out, job->inner);
-}
-
-static void find_many(const top_job *job, int64_t row, int32_t worker)
+static void find_in_row(const top_job *job, int64_t row, int32_t worker)
 {
     uint32_t *out;
     const float *const x = row_of(job, row, &out);
+    if (job->k == 1) {
+        *out = (uint32_t)first_place(x, job->inner, 0, job->n, 1.0f, job->flip);
+        return;
+    }
     int32_t *const memory = (int32_t *)(job->scratch + worker * job->per_worker);
     const int64_t room = job->room + TL_LINE;
     tl_candidates c = {memory, (uint32_t *)memory + room, 0};
     tl_candidates other = {memory + 2 * room, (uint32_t *)memory + 2 * room + job->k, 0};
     find_candidates(job, x, job->room, &c);
-    tl_sort_many(&c, &other, out, job->inner);
-}
-
-static void find_first(const top_job *job, int64_t row)
-{
-    uint32_t *out;
-    const float *const x = row_of(job, row, &out);
-    *out = (uint32_t)first_place(x, job->inner, 0, job->n, 1.0f, job->flip);
+    if (job->k <= TL_SORT_FEW)
+        tl_sort_few(&c, out, job->inner);
+    else
+        tl_sort_many(&c, &other, out, job->inner);
 }
 
 /* `count` <= TL_BUNDLE short rows together. */
@@ -308,14 +291,8 @@ static void top_task(void *arg, int64_t task, int32_t worker)
          job->n <= TL_BUNDLE_COLS && job->k <= TL_CHOICES && (rows = tl_imin(TL_BUNDLE, end - row)) >= least;
          row += rows)
         find_in_bundle(job, row, rows);
-    for (; row < end; row++) {
-        if (job->k == 1)
-            find_first(job, row);
-        else if (job->k <= TL_SORT_FEW)
-            find_some(job, row);
-        else
-            find_many(job, row, worker);
-    }
+    for (; row < end; row++)
+        find_in_row(job, row, worker);
 }
 
 int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, int64_t k,
@@ -323,10 +300,11 @@ int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, i
 {
     top_job job = {.x = x, .out = out, .n = n, .inner = inner, .k = k, .flip = largest ? 0 : UINT32_MAX};
     job.rows = outer * inner;
-    job.room = room_of(n, k);
+    /* so many times those that are kept that each candidate is compared a few times on the average */
+    job.room = tl_ceil_div(tl_imin(n, 4 * k + CANDIDATES), ORDER_LANES) * ORDER_LANES;
     job.per_task = whole_bundles(tl_imax(1, TOP_TASK / tl_imax(n, 1)));
     const int64_t tasks = tl_ceil_div(job.rows, job.per_task), workers = tasks == 1 ? 1 : tl_workers();
-    if (k > TL_SORT_FEW) job.per_worker = tl_ceil_div(2 * (job.room + TL_LINE + k), TL_LINE) * 64;
+    job.per_worker = tl_ceil_div(2 * (job.room + TL_LINE + k), TL_LINE) * 64;
     void *scratch;
     const int32_t status = tl_pool_alloc(ctx, (size_t)(workers * job.per_worker), &scratch);
     if (status) return status;

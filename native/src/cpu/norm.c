@@ -82,44 +82,38 @@ TL_LEAF(channel_leaf)
     TL_WRITE(a->stream, a->out + p->at, p->n, fmaf(tl_normalised(x[i], mean, istd), gamma, beta));
 }
 
-/* Keeps the statistics of `rows` short rows where they are wanted. */
-static inline void keep_statistics(const job *a, int64_t row, int64_t rows, const float *mean, const float *istd)
+/* The statistics of a bundle of short rows, around 0 if they are not `centred`. */
+static inline void find_bundle_statistics(const job *a, const float *x, int centred, float *mean, float *istd)
 {
-    for (int64_t r = 0; r < rows; r++) {
-        if (a->means) a->means[row + r] = mean[r];
-        if (a->istds) a->istds[row + r] = istd[r];
-    }
+    const int64_t cols = tl_short(a->cols);
+    tl_bundle_stat sum = {0};
+    if (centred) TL_BUNDLE_SUM(sum, cols, x[i]);
+    TL_BUNDLE_ROWS(mean[r] = centred ? tl_per_count(sum[r], cols) : 0.0f);
+    TL_BUNDLE_SUM(sum, cols, tl_square_of_difference(x[i], mean[r]));
+    TL_BUNDLE_ROWS(istd[r] = tl_inverse_deviation(sum[r], cols, a->eps));
 }
 
-/* Short rows: the inverse deviations of a bundle around the means. */
-static inline void bundle_deviations(const job *a, float *x, const float *mean, float *istd)
+static inline __attribute__((always_inline)) void normalise_bundle(const job *a, int64_t row, int64_t rows, int centred)
 {
-    tl_bundle_stat sum;
-    TL_BUNDLE_SUM(sum, tl_short(a->cols), tl_square_of_difference(x[i], mean[r]));
-    TL_BUNDLE_ROWS(istd[r] = tl_inverse_deviation(sum[r], tl_short(a->cols), a->eps));
-}
-
-static inline void bundle_means(const job *a, float *x, float *mean)
-{
-    tl_bundle_stat sum;
-    TL_BUNDLE_SUM(sum, tl_short(a->cols), x[i]);
-    TL_BUNDLE_ROWS(mean[r] = tl_per_count(sum[r], tl_short(a->cols)));
-}
-
-static void layer_bundle(const void *arg, int64_t row, int64_t rows)
-{
-    const job *a = arg;
     const int64_t cols = tl_short(a->cols);
     const float *gamma = a->gamma, *beta = a->beta;
     tl_bundle x;
     tl_bundle_stat mean, istd;
     tl_read_bundle(a->x + row * cols, rows, cols, x);
-    bundle_means(a, x, mean);
-    bundle_deviations(a, x, mean, istd);
-    keep_statistics(a, row, rows, mean, istd);
-    TL_BUNDLE_EACH(cols, x[i] = fmaf(tl_normalised(x[i], mean[r], istd[r]), gamma[k], beta[k]));
+    find_bundle_statistics(a, x, centred, mean, istd);
+    for (int64_t r = 0; r < rows; r++) {
+        if (a->means) a->means[row + r] = mean[r];
+        if (a->istds) a->istds[row + r] = istd[r];
+    }
+    if (centred)
+        TL_BUNDLE_EACH(cols, x[i] = fmaf(tl_normalised(x[i], mean[r], istd[r]), gamma[k], beta[k]));
+    else
+        TL_BUNDLE_EACH(cols, x[i] = (x[i] * istd[r]) * gamma[k]);
     tl_write_bundle(a->out + row * cols, rows, cols, x);
 }
+
+static void layer_bundle(const void *arg, int64_t row, int64_t rows) { normalise_bundle(arg, row, rows, 1); }
+static void rms_bundle(const void *arg, int64_t row, int64_t rows) { normalise_bundle(arg, row, rows, 0); }
 
 static int32_t run_layer(tl_context *ctx, const job *a)
 {
@@ -182,18 +176,12 @@ int32_t tl_cpu_batchnorm_channel_first(tl_context *ctx, const float *x, const fl
 }
 
 /* Rows around 0: the mean is 0 throughout, and beta is none. */
-TL_LEAF(plain_squares_leaf)
-{
-    const job *a = arg;
-    const float *x = a->x + p->at;
-    TL_LEAF_SUM(*p->sum, p->n, x[i] * x[i]);
-}
+static void no_leaf(TL_UNUSED const void *arg, TL_UNUSED const tl_leaf *first, TL_UNUSED int64_t rows) {}
 
-static void plain_deviation_row(const void *arg, const tl_row *r)
+static void zero_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
     TL_EACH_ROW(r, stat[MEAN] = stat[MEAN_A] = 0.0f; if (a->means) a->means[r->row + k] = 0.0f);
-    deviation_row(arg, r);
 }
 
 TL_LEAF(rms_leaf)
@@ -203,31 +191,10 @@ TL_LEAF(rms_leaf)
     TL_WRITE(a->stream, a->out + p->at, p->n, (x[i] * istd) * gamma[i]);
 }
 
-static inline void bundle_plain_deviations(const job *a, float *x, float *istd)
-{
-    tl_bundle_stat sum;
-    TL_BUNDLE_SUM(sum, tl_short(a->cols), x[i] * x[i]);
-    TL_BUNDLE_ROWS(istd[r] = tl_inverse_deviation(sum[r], tl_short(a->cols), a->eps));
-}
-
-static void rms_bundle(const void *arg, int64_t row, int64_t rows)
-{
-    const job *a = arg;
-    const int64_t cols = tl_short(a->cols);
-    const float *gamma = a->gamma;
-    tl_bundle x;
-    tl_bundle_stat istd;
-    tl_read_bundle(a->x + row * cols, rows, cols, x);
-    bundle_plain_deviations(a, x, istd);
-    keep_statistics(a, row, rows, NULL, istd);
-    TL_BUNDLE_EACH(cols, x[i] = (x[i] * istd[r]) * gamma[k]);
-    tl_write_bundle(a->out + row * cols, rows, cols, x);
-}
-
 static int32_t run_rms(tl_context *ctx, const job *a)
 {
-    static const tl_row_phase phases[] = {{plain_squares_leaf, plain_deviation_row}, {rms_leaf, NULL}};
-    return tl_run_rows(ctx, a, phases, 2, rms_bundle, a->rows, a->cols);
+    static const tl_row_phase phases[] = {{no_leaf, zero_row}, {squares_leaf, deviation_row}, {rms_leaf, NULL}};
+    return tl_run_rows(ctx, a, phases, 3, rms_bundle, a->rows, a->cols);
 }
 
 int32_t tl_cpu_rms_norm(tl_context *ctx, const float *x, const float *gamma, int64_t rows, int64_t cols, float eps,
@@ -305,8 +272,6 @@ TL_LEAF(channel_grad_leaf)
 }
 
 /* In place of the phases that compute the statistics, where these are given. */
-static void no_leaf(TL_UNUSED const void *arg, TL_UNUSED const tl_leaf *first, TL_UNUSED int64_t rows) {}
-
 static void given_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
@@ -322,7 +287,7 @@ static const tl_row_phase given_rms_grad_phases[] = {
 static const tl_row_phase layer_grad_phases[] = {
     {sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_means_leaf, means_row}, {layer_grad_leaf, NULL}};
 static const tl_row_phase rms_grad_phases[] = {
-    {plain_squares_leaf, plain_deviation_row}, {products_leaf, product_mean_row}, {layer_grad_leaf, NULL}};
+    {no_leaf, zero_row}, {squares_leaf, deviation_row}, {products_leaf, product_mean_row}, {layer_grad_leaf, NULL}};
 
 int32_t tl_cpu_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g,
                                            int64_t channels, int64_t height, int64_t width, float eps, float *gx,
@@ -416,11 +381,8 @@ static inline void grad_bundle(const columns_job *c, int64_t row, int64_t rows, 
             mean[r] = a->given_means ? a->given_means[from] : 0.0f;
             istd[r] = a->given_istds[from];
         }
-    } else if (c->centred) {
-        bundle_means(a, xhat, mean);
-        bundle_deviations(a, xhat, mean, istd);
     } else {
-        bundle_plain_deviations(a, xhat, istd);
+        find_bundle_statistics(a, xhat, c->centred, mean, istd);
     }
     TL_BUNDLE_EACH(cols, xhat[i] = tl_normalised(xhat[i], mean[r], istd[r]));
     for (int64_t k = 0; k < cols; k++)
@@ -548,7 +510,7 @@ int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamm
 int32_t tl_cpu_rms_norm_bwd(tl_context *ctx, const float *x, const float *gamma, const float *g, int64_t rows,
                             int64_t cols, float eps, float *gx, float *ggamma)
 {
-    columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx), .phases = rms_grad_phases, .count = 3};
+    columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx), .phases = rms_grad_phases, .count = 4};
     c.rows.g = g;
     return run_columns(ctx, c, ggamma, NULL);
 }

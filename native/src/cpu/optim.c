@@ -171,33 +171,18 @@ static double fold_lanes(double *t)
     return t[0];
 }
 
-/* Sums the values of a leaf, VALUE(k) for k < n <= TL_SUM_LEAF, into one. */
-#define TL_LEAF(VALUE)                                                                                                \
-    double t[TL_SUM_LANES] = {0};                                                                                     \
-    for (int64_t first = 0; first < n; first += TL_SUM_LANES) {                                                       \
-        const int64_t lanes = n - first < TL_SUM_LANES ? n - first : TL_SUM_LANES;                                    \
-        for (int64_t k = 0; k < lanes; k++)                                                                           \
-            t[k] += VALUE(first + k);                                                                                 \
-    }                                                                                                                 \
-    return fold_lanes(t);
-
-#define SQUARE(k) tl_square(x[k])
-static double leaf_of_squares(const float *x, int64_t n)
-{
-    if (n <= TL_SUM_FOLD) { /* the tensors of biases and scales: a plain halving tree over 16 lanes */
-        double t[TL_SUM_FOLD] = {0};
-        for (int64_t k = 0; k < n; k++)
-            t[k] = SQUARE(k);
-        for (int64_t s = 8; s > 0; s /= 2)
-            for (int64_t k = 0; k < s; k++)
-                t[k] += t[k + s];
-        return t[0];
+/* Defines name(x, n): the sum of a leaf's values, of `value` for k < n <= TL_SUM_LEAF. */
+#define TL_LEAF(name, type, value)                                                                                    \
+    static double name(const type *x, int64_t n)                                                                      \
+    {                                                                                                                 \
+        double t[TL_SUM_LANES] = {0};                                                                                 \
+        for (int64_t first = 0; first < n; first += TL_SUM_LANES)                                                     \
+            for (int64_t k = first; k < tl_imin(first + TL_SUM_LANES, n); k++)                                        \
+                t[k - first] += value;                                                                                \
+        return fold_lanes(t);                                                                                         \
     }
-    TL_LEAF(SQUARE)
-}
-
-#define ITSELF(k) x[k]
-static double leaf_of_sums(const double *x, int64_t n) { TL_LEAF(ITSELF) }
+TL_LEAF(leaf_of_squares, float, tl_square(x[k]))
+TL_LEAF(leaf_of_sums, double, x[k])
 
 /* The tree over a row of sums, in their place: x is used up. */
 static double sum_row(double *x, int64_t n)

@@ -145,6 +145,15 @@ static void open_row(row_t *r, const int64_t *at)
     }
 }
 
+/* Rows of outputs of a unit, whose leading coordinates are from .. to - 1. */
+static row_t rows_of(const pool_call *f, const unit_t *u, int64_t *from, int64_t *to)
+{
+    const pool_shape *v = &f->v;
+    memcpy(to, v->o, 8 * sizeof *to);
+    if (!v->cut) from[0] = u->from, to[0] = u->to;
+    return (row_t){.v = v, .beta = f->beta, .from = v->cut ? u->from : 0, .to = v->cut ? u->to : v->o[v->lead]};
+}
+
 /* ---- a row of cells passes over a row of outputs ------------------------------------------------------------------ */
 
 enum pass { PASS_MAX, PASS_MIN, PASS_SUM, PASS_WEIGHT, PASS_WINNER };
@@ -253,10 +262,9 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
         const unit_t u = unit_at(f, number);
         const int64_t first = u.low * v->step[v->cut], count = (u.to - u.from) * row_windows;
         tl_turn_in(cells, f->x + u.channel * v->plane + first, v->plane, u.lanes, u.high * v->step[v->cut] - first);
-        row_t r = {.v = v, .beta = f->beta, .from = v->cut ? u.from : 0, .to = v->cut ? u.to : v->o[v->lead]};
-        int64_t at[8] = {v->cut ? 0 : u.from}, from[8] = {at[0]}, to[8];
-        memcpy(to, v->o, sizeof to);
-        if (!v->cut) to[0] = u.to;
+        int64_t at[8], from[8] = {0}, to[8];
+        row_t r = rows_of(f, &u, from, to);
+        memcpy(at, from, sizeof at);
         const float *x = cells - first * LANES;
         const int64_t n = r.to - r.from;
         float *out = sums;
@@ -437,10 +445,9 @@ static void gradient_task(void *arg, int64_t task, int32_t worker)
         tl_turn_in(g, f->g + u.channel * v->windows + u.from * row_windows, v->windows, u.lanes,
                    (u.to - u.from) * row_windows);
         fill_lanes(gx, count, 0.0f);
-        row_t r = {.v = v, .beta = f->beta, .from = v->cut ? u.from : 0, .to = v->cut ? u.to : v->o[v->lead]};
-        int64_t at[8] = {v->cut ? 0 : u.from}, from[8] = {at[0]}, to[8];
-        memcpy(to, v->o, sizeof to);
-        if (!v->cut) to[0] = u.to;
+        int64_t at[8], from[8] = {0}, to[8];
+        row_t r = rows_of(f, &u, from, to);
+        memcpy(at, from, sizeof at);
         const float *row = g;
         if (u.from < u.to) do {
                 open_row(&r, at);
@@ -487,11 +494,7 @@ static int32_t run(tl_context *ctx, pool_call f)
     const int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(workers * f.worker_floats), &scratch);
     if (status) return status;
     f.scratch = scratch;
-    const tl_task_fn fn = f.g ? gradient_task : forward_task;
-    if (tasks == 1)
-        fn(&f, 0, 0);
-    else
-        tl_parallel(tasks, fn, &f);
+    tl_parallel(tasks, f.g ? gradient_task : forward_task, &f);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
 }

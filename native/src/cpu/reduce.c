@@ -7,7 +7,6 @@
  *
  * The order of additions is that of formula/sum_tree.h. A maximum has no order, so it takes the same cuts. */
 #include "cpu/extreme.h"
-#include "cpu/reduce.h"
 #include "cpu/reduce_units.h"
 #include "cpu/row_bundle.h"
 #include "cpu/stream.h"

@@ -1,16 +1,15 @@
 /* Reductions over any set of axes on the CPU, and their gradients, in the order of formula/fold.h.
  *
- * A unit is a segment of the reduced elements and a tile of the kept elements that lie side by side (one where the last axis is
- * reduced). Its lanes stand in an array in L1, so a loop runs over independent elements: over a row of the tile, and where the
- * rows lie side by side over one of each lane. Where a tile is one element wide, its few lanes would wait for each other's
- * results; units are then taken in groups, packed so that a row holds an element of every lane of every unit. The segments'
- * values are folded in the same way until one is left. Deviations take the elements of a unit twice, for its mean too.
+ * A unit is a segment of the reduced elements and a tile of the kept elements that lie side by side. Its lanes stand in an array in L1,
+ * so a loop runs over independent elements: over a row of the tile, and where the rows lie side by side over one of each lane. Where
+ * the last axis is reduced the elements of a few results, or of a few segments of one, are turned first, so that they lie so. The
+ * segments' values are folded in the same way until one is left. Deviations take the elements of a unit twice, for its mean too.
  *
  * An extreme has no order of additions, so that it is found as in reduce.c. */
 #include "core/threads.h"
 #include "cpu/fold_slopes.h"
 #include "cpu/fold_units.h"
-#include "cpu/reduce.h"
+#include "cpu/sum_tree.h"
 #include "formula/fold.h"
 #include "generated/reduce.h"
 
@@ -18,19 +17,9 @@ static void fold_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const fold *a = arg;
     const int64_t from = task * a->per_task, last = tl_imin(a->units, from + a->per_task);
-    if (!a->from && a->f.inner == 1) {
-        fold_groups(a, from, last);
-        return;
-    }
+    void (*const fold_one)(const fold *, int64_t) = a->from ? join_unit : a->f.inner == 1 ? fold_turned : fold_unit;
     for (int64_t u = from; u < last; u++)
-        (a->from ? join_unit : fold_unit)(a, u);
-}
-
-static void run_units(fold *a, int64_t units, int64_t size, tl_task_fn fn)
-{
-    a->units = units;
-    a->per_task = tl_even_units(units, size, task_of(a->kind));
-    tl_parallel(tl_ceil_div(units, a->per_task), fn, a);
+        fold_one(a, u);
 }
 
 static int32_t run_fold(tl_context *ctx, fold a)
@@ -45,6 +34,13 @@ static int32_t run_fold(tl_context *ctx, fold a)
         a.segments = tl_imax(1, tl_ceil_div(a.length, TL_FOLD_SEGMENT));
         a.width = a.from ? 1 : tl_imin(a.f.inner, FOLD_ROOM / (planes * a.lanes) / TAKE_WIDTH * TAKE_WIDTH);
         a.tiles = a.from ? 1 : tl_ceil_div(a.f.inner, a.width > 0 ? a.width : 1);
+        int64_t units = (a.from ? a.results : a.f.outer * a.tiles) * a.segments;
+        if (!a.from && a.f.inner == 1) {
+            a.width = tl_imin(TL_GEMM_NR, FOLD_CELLS / tl_imin(tl_imax(a.length, 1), TL_FOLD_SEGMENT));
+            a.along = a.segments > a.results;
+            a.tiles = a.along ? tl_ceil_div(a.segments - 1, a.width) + 1 : a.segments;
+            units = (a.along ? a.results : tl_ceil_div(a.results, a.width)) * a.tiles;
+        }
         a.to = a.values;
         void *next = NULL;
         if (a.segments > 1) {
@@ -56,8 +52,9 @@ static int32_t run_fold(tl_context *ctx, fold a)
             }
             a.to = next;
         }
-        run_units(&a, (a.from ? a.results : a.f.outer * a.tiles) * a.segments,
-                  a.width * tl_imin(a.length, TL_FOLD_SEGMENT), fold_task);
+        a.units = units;
+        a.per_task = tl_even_units(units, a.width * tl_imin(a.length, TL_FOLD_SEGMENT), task_of(a.kind));
+        tl_parallel(tl_ceil_div(units, a.per_task), fold_task, &a);
         tl_pool_free(ctx, scratch);
         if (a.segments == 1) return TORCHLEAN_OK;
         a.from = scratch = next;

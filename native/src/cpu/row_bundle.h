@@ -5,7 +5,6 @@
 
 #include "cpu/blocks.h"
 #include "cpu/sum_tree.h"
-#include "cpu/transpose.h"
 
 enum {
     TL_BUNDLE = 16,      /* rows: a vector of the widest variant */
@@ -85,17 +84,7 @@ static inline void tl_read_bundle(const float *x, int64_t rows, int64_t cols, fl
                 t[k * TL_BUNDLE + r] = x[(r < rows ? r : rows - 1) * cols + k];
         return;
     }
-    if (cols >= TL_BLOCK) {
-        TL_BLOCKS(x, cols, t, TL_BUNDLE, TL_BUNDLE, cols);
-        return;
-    }
-    for (int64_t r = 0; r < TL_BUNDLE; r += 4) {
-        const float *const from = x + r * cols;
-        for (int64_t k = 0; k < cols; k += 4) { /* what is left over is read with columns that have been */
-            const int64_t first = k + 4 <= cols ? k : cols - 4;
-            tl_transpose_rows4(from + first, cols, 4, t + first * TL_BUNDLE + r, TL_BUNDLE);
-        }
-    }
+    tl_transpose(x, cols, t, TL_BUNDLE, TL_BUNDLE, cols);
 }
 
 /* The first `rows` rows of a bundle, to out. */
@@ -111,12 +100,5 @@ static inline void tl_write_bundle(float *out, int64_t rows, int64_t cols, const
                 out[r * cols + k] = t[k * TL_BUNDLE + r];
         return;
     }
-    if (cols >= TL_BLOCK) {
-        TL_BLOCKS(t, TL_BUNDLE, out, cols, cols, TL_BUNDLE);
-        return;
-    }
-    for (int64_t k = 0; k < cols; k += 4) {
-        const int64_t first = k + 4 <= cols ? k : cols - 4;
-        tl_transpose_rows4(t + first * TL_BUNDLE, TL_BUNDLE, TL_BUNDLE, out + first, cols);
-    }
+    tl_transpose(t, TL_BUNDLE, out, cols, cols, TL_BUNDLE);
 }

@@ -33,13 +33,6 @@
         }                                                                                        \
     } while (0)
 
-/* statement, for every i < n: no two of them meet. */
-#define TL_EACH_OF_LEAF(n_, statement_)                                                          \
-    do {                                                                                         \
-        const int64_t count_ = (n_);                                                             \
-        TL_FOR_LINES(i, 0, count_, statement_;);                                                 \
-    } while (0)
-
 /* out[i] = f for i < n, past the cache if `stream`: a line is made in registers' reach, then stored whole. The task ends with
  * tl_stream_end, once, as it waits for memory.
  * TL_WRITE_WITH does something else with every line, which begins at element `base`. */
@@ -67,8 +60,8 @@
                 const int64_t i = base + k;                                                      \
                 line[k] = (f);                                                                   \
             }                                                                                    \
-            for (int k = 0; k < TL_LINE; k += TL_STREAM_WIDTH)                                   \
-                TL_STREAM(to + base + k, *(const tl_stream_vector *)(line + k));                 \
+            for (int k = 0; k < TL_LINE; k += TL_LANES)                                          \
+                tl_vec_stream(to + base + k, tl_vec_load(line + k));                             \
         }                                                                                        \
         for (int64_t i = base; i < count; i++)                                                   \
             to[i] = (f);                                                                         \
@@ -261,11 +254,4 @@ static inline int32_t tl_run_rows(tl_context *ctx, const void *job, const tl_row
     }
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
-}
-
-/* The same for an operation without a function for bundles. */
-static inline int32_t tl_run_phases(tl_context *ctx, const void *job, const tl_row_phase *phases, int32_t count,
-                                    int64_t rows, int64_t cols)
-{
-    return tl_run_rows(ctx, job, phases, count, NULL, rows, cols);
 }

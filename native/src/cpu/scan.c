@@ -15,7 +15,6 @@ enum {
     NARROW = 16,  /* and at least: a line of the cache */
     ROWS = 4,     /* steps taken at once, h, s and P staying in registers; divides a chunk */
     STATE_ROWS = 4 + ROWS + 2 * TL_COLUMN_CHAINS,
-    FEW = 2048, /* floats of state on the stack, which may be that of a small thread */
 };
 
 static const float zeros[WIDTH];
@@ -30,19 +29,19 @@ typedef struct scan_call {
     float *gA, *gB, *gx, *gh0; /* reverse; any may be NULL */
     float *sums_A, *sums_B;    /* reverse with constant coefficients: a row per chunk */
     int64_t chunks, block, blocks;
-    float *scratch; /* of the workers, where a block's state does not fit the stack */
+    float *scratch; /* of the workers: a block's state each */
 } scan_call;
 
-/* A block's rows of `block` channels each: in FEW floats on the stack, or in the worker's scratch. */
+/* A block's rows of `block` channels each, in the worker's scratch. */
 typedef struct scan_state {
     float *h, *s, *P, *carry;
     float *q[ROWS];                                   /* reverse: the h of the steps just taken */
     float *A[TL_COLUMN_CHAINS], *B[TL_COLUMN_CHAINS]; /* the chains of a chunk's sums of gA and gB */
 } scan_state;
 
-static scan_state make_state(const scan_call *f, float *few, int32_t worker)
+static scan_state make_state(const scan_call *f, int32_t worker)
 {
-    float *at = f->scratch ? f->scratch + worker * STATE_ROWS * f->block : few;
+    float *at = f->scratch + worker * STATE_ROWS * f->block;
     scan_state v;
     float **const rows[] = {&v.h, &v.s, &v.P, &v.carry};
     for (int i = 0; i < 4; i++, at += f->block)
@@ -107,24 +106,14 @@ static void take_steps(const scan_call *f, scan_state *v, scan_rows *r, int64_t 
         r->x[u] = (f->g ? f->g : f->x) + at;
         r->q[u] = f->g ? v->q[u] : f->h + at;
     }
-#define TAKE(scaled)                                     \
-    do {                                                 \
-        if (own == OWN_MAP)                              \
-            advance(r, v, n, ROWS, scaled, OWN_MAP);     \
-        else if (own == OWN_STATE)                       \
-            advance(r, v, n, ROWS, scaled, OWN_STATE);   \
-        else                                             \
-            advance(r, v, n, ROWS, scaled, OWN_NONE);    \
-    } while (0)
-    if (m == ROWS && f->g)
-        TAKE(0);
+    if (m == ROWS && own == OWN_MAP)
+        f->g ? advance(r, v, n, ROWS, 0, OWN_MAP) : advance(r, v, n, ROWS, 1, OWN_MAP);
+    else if (m == ROWS && own == OWN_STATE)
+        f->g ? advance(r, v, n, ROWS, 0, OWN_STATE) : advance(r, v, n, ROWS, 1, OWN_STATE);
     else if (m == ROWS)
-        TAKE(1);
-    else if (f->g)
-        advance(r, v, n, 1, 0, OWN_NONE);
+        f->g ? advance(r, v, n, ROWS, 0, OWN_NONE) : advance(r, v, n, ROWS, 1, OWN_NONE);
     else
-        advance(r, v, n, 1, 1, OWN_NONE);
-#undef TAKE
+        f->g ? advance(r, v, n, 1, 0, OWN_NONE) : advance(r, v, n, 1, 1, OWN_NONE);
 }
 
 /* a[j] = b[j]·c[j] */
@@ -206,8 +195,7 @@ static void walk_task(void *arg, int64_t task, int32_t worker)
 {
     const scan_call *f = arg;
     const int64_t j0 = task * f->block, n = tl_imin(f->block, f->D - j0);
-    _Alignas(64) float few[FEW];
-    scan_state v = make_state(f, few, worker);
+    scan_state v = make_state(f, worker);
     start(f, v.h, j0, n);
     for (int64_t chunk = 0; chunk < f->chunks && !tl_interrupted(); chunk++) {
         memcpy(v.carry, v.h, (size_t)n * sizeof(float));
@@ -230,11 +218,10 @@ static int32_t scan(tl_context *ctx, scan_call f)
     /* Wide rows go a page at a time, narrower ones in halves, if these are lines. */
     f.block = tl_imin(WIDTH, tl_ceil_div(tl_ceil_div(f.D, 2), NARROW) * NARROW);
     f.blocks = tl_ceil_div(f.D, f.block);
-    const int64_t states = STATE_ROWS * f.block > FEW ? tl_workers() * STATE_ROWS * f.block : 0;
     void *scratch;
-    const int32_t status = tl_pool_alloc(ctx, (size_t)states * sizeof(float), &scratch);
+    const int32_t status = tl_pool_alloc(ctx, (size_t)(tl_workers() * STATE_ROWS * f.block) * sizeof(float), &scratch);
     if (status) return status;
-    f.scratch = states ? scratch : NULL;
+    f.scratch = scratch;
     tl_parallel(f.blocks, walk_task, &f);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;

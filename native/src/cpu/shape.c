@@ -37,7 +37,7 @@ enum {
                     block##width(x + (r + h * (width)) * x_stride + c, x_stride, v[h]);                                \
                 _Pragma("GCC unroll 16") for (int32_t k = 0; k < (width); k++)                                         \
                     _Pragma("GCC unroll 16") for (int32_t h = 0; h < TL_LINE / (width); h++)                           \
-                        TL_STREAM(y + (c + k) * y_stride + r + h * (width), v[h][k]);                                  \
+                        tl_vec_stream(y + (c + k) * y_stride + r + h * (width), (tl_vec)v[h][k]);                      \
             }                                                                                                          \
         }                                                                                                              \
     }
@@ -45,42 +45,30 @@ enum {
 #define STREAM_BLOCKS_OF(width) STREAM_BLOCKS(width)
 STREAM_BLOCKS_OF(TL_BLOCK)
 
-/* Whole matrices of two or three rows or columns: with constant counts gcc makes shuffles of the loops. */
-#define STRIP(count)                                                                           \
-    static void interleave##count(const float *x, int64_t x_stride, float *y, int64_t cols)    \
-    {                                                                                          \
-        _Pragma("GCC ivdep") for (int64_t c = 0; c < cols; c++)                                \
-        {                                                                                      \
-            for (int32_t r = 0; r < (count); r++)                                              \
-                y[c * (count) + r] = x[r * x_stride + c];                                      \
-        }                                                                                      \
-    }                                                                                          \
-    static void deinterleave##count(const float *x, float *y, int64_t y_stride, int64_t rows)  \
-    {                                                                                          \
-        _Pragma("GCC ivdep") for (int64_t r = 0; r < rows; r++)                                \
-        {                                                                                      \
-            for (int32_t c = 0; c < (count); c++)                                              \
-                y[c * y_stride + r] = x[r * (count) + c];                                      \
-        }                                                                                      \
-    }
-STRIP(2)
-STRIP(3)
+/* y[i*y_next + k*y_step] = x[i*x_next + k*x_step] for i < n and k < count, two or three, a constant, so that gcc makes shuffles of the
+ * loops. */
+static inline __attribute__((always_inline)) void turn_thin(const float *x, int64_t x_next, int64_t x_step, float *y,
+                                                            int64_t y_next, int64_t y_step, int64_t n, int32_t count)
+{
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; i++)
+        for (int32_t k = 0; k < count; k++)
+            y[i * y_next + k * y_step] = x[i * x_next + k * x_step];
+}
 
 /* No panel is thinner than four but one that has all rows, or all columns, of its matrix; one of those is no matrix. */
 static void panel(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t rows, int64_t cols)
 {
-    if (rows >= TL_BLOCK && cols >= TL_BLOCK)
-        TL_BLOCKS(x, x_stride, y, y_stride, rows, cols);
-    else if (rows >= 4 && cols >= 4)
-        blocks4(x, x_stride, y, y_stride, rows, cols);
+    if (rows >= 4 && cols >= 4)
+        tl_transpose(x, x_stride, y, y_stride, rows, cols);
     else if (rows == 2)
-        interleave2(x, x_stride, y, cols);
+        turn_thin(x, 1, x_stride, y, 2, 1, cols, 2);
     else if (rows == 3)
-        interleave3(x, x_stride, y, cols);
+        turn_thin(x, 1, x_stride, y, 3, 1, cols, 3);
     else if (cols == 2)
-        deinterleave2(x, y, y_stride, rows);
+        turn_thin(x, 2, 1, y, 1, y_stride, rows, 2);
     else
-        deinterleave3(x, y, y_stride, rows);
+        turn_thin(x, 3, 1, y, 1, y_stride, rows, 3);
 }
 
 /* ---- runs: inner > 1 --------------------------------------------------------------------------------------------- */

@@ -47,19 +47,14 @@ static inline void fill(float *out, float value, int64_t n)
         out[i] = value;
 }
 
-/* count elements of x, each written `times` times; with constant times gcc makes shuffles of the loop. */
-#define STRETCH(times)                                                    \
-    static void stretch##times(const float *x, int64_t count, float *out) \
-    {                                                                     \
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < count; i++)          \
-        {                                                                 \
-            for (int32_t k = 0; k < (times); k++)                         \
-                out[i * (times) + k] = x[i];                              \
-        }                                                                 \
-    }
-STRETCH(2)
-STRETCH(3)
-STRETCH(4)
+/* count elements of x, each written `times` times, a constant, so that gcc makes shuffles of the loop. */
+static inline __attribute__((always_inline)) void stretch_by(const float *x, int64_t times, int64_t count, float *out)
+{
+#pragma GCC ivdep
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t k = 0; k < times; k++)
+            out[i * times + k] = x[i];
+}
 
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
 
@@ -89,9 +84,9 @@ static void stretch(const float *x, int64_t times, int64_t phase, int64_t n, flo
     const int64_t count = n / times, rest = n - count * times;
     switch (times) {
     case 1: memcpy(out, x, (size_t)count * sizeof(float)); break;
-    case 2: stretch2(x, count, out); break;
-    case 3: stretch3(x, count, out); break;
-    case 4: stretch4(x, count, out); break;
+    case 2: stretch_by(x, 2, count, out); break;
+    case 3: stretch_by(x, 3, count, out); break;
+    case 4: stretch_by(x, 4, count, out); break;
     default:
         if (times <= FEW_TIMES) {
             stretch_few(x, times, count, out);

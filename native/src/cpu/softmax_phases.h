@@ -15,29 +15,16 @@ enum { MAXIMUM, SUM, DERIVED };
 
 static inline float greater_of(float a, float b) { return b > a ? b : a; }
 
-/* The same of every lane. */
+/* The same of every lane: one instruction. */
 TL_INLINE tl_vec greater_lanes(tl_vec a, tl_vec b)
 {
-#if defined(__AVX512F__)
-    return _mm512_max_ps(b, a);
-#elif defined(__AVX2__) && defined(__FMA__)
-    return _mm256_max_ps(b, a);
-#elif defined(__SSE2__)
-    return _mm_max_ps(b, a);
-#else
+#pragma GCC unroll 1
     for (int l = 0; l < TL_LANES; l++)
         a[l] = greater_of(a[l], b[l]);
     return a;
-#endif
 }
 
-TL_INLINE tl_vec least_lanes(void)
-{
-    float lane[TL_LANES];
-    for (int l = 0; l < TL_LANES; l++)
-        lane[l] = -TL_INF;
-    return tl_vec_load(lane);
-}
+TL_INLINE tl_vec least_lanes(void) { return tl_vec_zero() - TL_INF; }
 
 static inline float max_of(const float *x, int64_t n)
 {

@@ -1,10 +1,10 @@
-/* When results go past the cache (stream_store.h), and what is written in whole lines. */
+/* When results go past the cache (vector.h), and what is written in whole lines. */
 #pragma once
 
 #include <stdint.h>
 #include <string.h>
 
-#include "cpu/stream_store.h"
+#include "cpu/vector.h"
 
 enum {
     TL_LINE = 16,             /* floats in a line of the cache */
@@ -14,7 +14,6 @@ enum {
 
 /* statement for every i from first_ to end_ - 1, no two of which meet: whole lines, and the rest of one under a mask where there
  * are masks, rather than element by element; unrolled, it would not become a vector. */
-#if defined(__AVX512F__)
 #define TL_FOR_LINES(i, first_, end_, ...)                                                       \
     do {                                                                                         \
         const int64_t start_ = (first_), stop_ = (end_);                                         \
@@ -34,16 +33,6 @@ enum {
             }                                                                                    \
         }                                                                                        \
     } while (0)
-#else
-#define TL_FOR_LINES(i, first_, end_, ...)                                                       \
-    do {                                                                                         \
-        const int64_t stop_ = (end_);                                                            \
-        _Pragma("GCC ivdep") for (int64_t i = (first_); i < stop_; i++)                          \
-        {                                                                                        \
-            __VA_ARGS__                                                                          \
-        }                                                                                        \
-    } while (0)
-#endif
 
 /* memcpy of n floats. */
 static inline void tl_stream_copy(float *to, const float *from, int64_t n)
@@ -53,7 +42,7 @@ static inline void tl_stream_copy(float *to, const float *from, int64_t n)
     memcpy(to, from, (size_t)head * sizeof(float));
     int64_t i = head;
     for (; i + TL_LINE <= n; i += TL_LINE)
-        for (int32_t k = 0; k < TL_LINE; k += TL_STREAM_WIDTH)
-            TL_STREAM(to + i + k, *(const tl_stream_vector *)(from + i + k));
+        for (int32_t k = 0; k < TL_LINE; k += TL_LANES)
+            tl_vec_stream(to + i + k, tl_vec_load(from + i + k));
     memcpy(to + i, from + i, (size_t)(n - i) * sizeof(float));
 }

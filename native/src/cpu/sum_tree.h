@@ -347,3 +347,10 @@ int32_t tl_row_sums(tl_context *ctx, const float *x, int64_t rows, int64_t cols,
 /* out[o,c] = sum over r of x[o,r,c] by the column tree; with count > 0 divided by it. rows = 0 gives 0. */
 int32_t tl_column_sums(tl_context *ctx, const float *x, int64_t outer, int64_t rows, int64_t cols, int64_t count,
                        float *out);
+
+#define tl_extremes TL_V(tl_extremes)
+
+/* out[o,c] = the maximum, or the minimum, over r of x[o,r,c], length >= 1; NaN wins, and -0 is below +0. Fails only for want of
+ * scratch. */
+int32_t tl_extremes(tl_context *ctx, const float *x, int64_t outer, int64_t length, int64_t inner, int smallest,
+                    float *out);

@@ -40,3 +40,13 @@ TL_INLINE tl_vec64 tl_vec64_fma(double x, tl_vec64 y, tl_vec64 z)
 }
 
 #endif
+
+/* Names for code that is compiled for both precisions. */
+#define INLINE TL_INLINE
+typedef tl_vec vec_f32;
+INLINE vec_f32 load_f32(const float *p) { return tl_vec_load(p); }
+INLINE void store_f32(float *p, vec_f32 v) { tl_vec_store(p, v); }
+INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return tl_vec_fma(x, y, z); }
+typedef tl_vec64 vec_f64;
+INLINE vec_f64 load_f64(const double *p) { return tl_vec64_load(p); }
+INLINE void store_f64(double *p, vec_f64 v) { tl_vec64_store(p, v); }

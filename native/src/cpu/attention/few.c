@@ -2,10 +2,8 @@
  * are made, and elements of the values while these are added. A task owns a member of the batch, up to FEW_QUERIES
  * rows, and goes through its keys in tiles. Chains of additions are those of tiles.h: over the elements of a key, in 16
  * chains over the weights, over the keys of a result; maxima and factors are renewed after the same keys. */
-#include "cpu/attention/few.h"
 #include "cpu/attention/tiles.h"
 #include "cpu/linalg/gemm.h"
-#include "cpu/vector_part.h"
 
 enum { FEW_QUERIES = 4, MANY_KEYS = 16 };
 

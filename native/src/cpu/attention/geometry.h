@@ -147,29 +147,6 @@ static inline geometry with_limits(geometry g)
     return g;
 }
 
-/* The geometry of flash_attention: one head, as many queries as keys. */
-static inline geometry square_geometry(int64_t batch, int64_t n, int64_t d, int64_t mode, float scale,
-                                       const float *mask)
-{
-    geometry g = {.batch = batch,
-                  .rows = n,
-                  .keys = n,
-                  .d = d,
-                  .v = d,
-                  .kv_heads = 1,
-                  .group = 1,
-                  .queries = n,
-                  .before = UINT32_MAX,
-                  .after = mode == CAUSAL ? 0 : UINT32_MAX,
-                  .mask_batch = batch,
-                  .mask_heads = 1,
-                  .mask_queries = n,
-                  .mode = mode == CAUSAL ? NO_MASK : mode,
-                  .scale = scale,
-                  .mask = mode == CAUSAL || mode == NO_MASK ? NULL : mask};
-    return with_limits(g);
-}
-
 static inline geometry grouped_geometry(int64_t batch, int64_t heads, int64_t queries, int64_t d, int64_t kv_heads,
                                         int64_t keys, int64_t width, int64_t mask_mode, int64_t mask_batch,
                                         int64_t mask_heads, int64_t mask_queries, int64_t before, int64_t after,
@@ -196,3 +173,22 @@ static inline geometry grouped_geometry(int64_t batch, int64_t heads, int64_t qu
                   .mask = mask_mode ? mask : NULL};
     return with_limits(g);
 }
+
+/* The geometry of flash_attention: one head, as many queries as keys. */
+static inline geometry square_geometry(int64_t batch, int64_t n, int64_t d, int64_t mode, float scale,
+                                       const float *mask)
+{
+    const int64_t after = mode == CAUSAL ? 0 : UINT32_MAX;
+    geometry g = grouped_geometry(batch, 1, n, d, 1, n, d, 0, batch, 1, n, UINT32_MAX, after, 0, scale, NULL);
+    g.mode = mode == CAUSAL ? NO_MASK : mode;
+    g.mask = g.mode == NO_MASK ? NULL : mask;
+    return with_limits(g);
+}
+
+#define tl_attention_few_serves TL_V(tl_attention_few_serves)
+#define tl_attention_few TL_V(tl_attention_few)
+
+/* Attention of few queries to many keys (attention/few.c), and whether it is that. */
+int tl_attention_few_serves(const geometry *of);
+int32_t tl_attention_few(tl_context *ctx, const geometry *of, const float *Q, const float *K, const float *V,
+                         float *out);

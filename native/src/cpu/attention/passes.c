@@ -9,7 +9,6 @@
  * So no sum is shared between tasks and all are in a fixed order. A score has the same bits in all passes: one chain over d. */
 #include "core/threads.h"
 #include "cpu/attention/chain.h"
-#include "cpu/attention/few.h"
 #include "cpu/attention/tiles.h"
 #include "formula/integer.h"
 

@@ -1,6 +1,6 @@
 /* Position encodings on the CPU. A task is a run of positions and a run of the batch: it makes the cosines and sines of
- * its positions once and uses them for every member of the batch; a worker that has them from its last task makes none. Each element
- * is a function of its own inputs alone, so how tasks are cut does not show in the result.
+ * its positions once and uses them for every member of the run. Each element is a function of its own inputs alone, so how tasks are cut
+ * does not show in the result.
  *
  * What sinusoidal adds is the same in every call of a model, and making it takes several times as long as adding it: it is made for
  * all positions, and the context keeps it for the next call. */
@@ -12,12 +12,9 @@
 
 /* Elements of a task's run of positions: its tables and one member's rows stay in L1. */
 enum { RUN = 4096, TASK = 65536 };
-/* So many runs occupy the threads, and then tasks of more elements use the tables more often. */
-enum { MANY_RUNS = 16, LONG_TASK = 1 << 20 };
+enum { MANY_RUNS = 16 }; /* tasks that occupy the threads */
 /* Angles whose sines and cosines are made at once. */
 enum { ANGLES = 64 };
-/* Pairs whose rates a thread keeps from its last call: the powers of the base take longer than the rest of a small call. */
-enum { KEPT_RATES = 128 };
 
 typedef struct position_args {
     const float *x;
@@ -26,8 +23,7 @@ typedef struct position_args {
     int64_t positions, members; /* of a task */
     int halves, back;
     const uint64_t *rate;
-    float *table;  /* 2 * positions * pairs for each worker: cosines, then sines; or rows of all positions */
-    int64_t *held; /* the run that each worker's table is of, or -1 */
+    float *table; /* 2 * positions * pairs for each worker: cosines, then sines; or rows of all positions */
 } position_args;
 
 /* Cosines and sines of ANGLES angles; with 64-bit and 32-bit numbers in loops of their own, both become vectors. */
@@ -116,9 +112,8 @@ static void rotate_task(void *arg, int64_t task, int32_t worker)
     const int64_t p0 = run * a->positions, p1 = tl_imin(p0 + a->positions, a->n);
     const int64_t b0 = task % parts * a->members, b1 = tl_imin(b0 + a->members, a->batch);
     float *table = a->table + worker * 2 * a->positions * a->pairs;
-    if (a->held[worker] != run) fill_table(a, table, p0, p1);
-    a->held[worker] = run;
-    for (int64_t b = b0; b < b1; b++)
+    fill_table(a, table, p0, p1);
+    for (int64_t b = b0; b < b1 && !tl_interrupted(); b++)
         for (int64_t p = p0; p < p1; p++) {
             const float *c = table + (p - p0) * a->pairs, *s = c + a->positions * a->pairs;
             const int64_t at = (b * a->n + p) * a->d;
@@ -126,20 +121,12 @@ static void rotate_task(void *arg, int64_t task, int32_t worker)
         }
 }
 
-/* The rates of the pairs of rows of d, in `room` where there are too many to keep. */
-static const uint64_t *find_rates(float base, int64_t d, int64_t pairs, uint64_t *room)
+/* The rates of the pairs of rows of d. */
+static void fill_rates(position_args *a, float base, uint64_t *rate)
 {
-    static _Thread_local struct {
-        float base;
-        int64_t d;
-        uint64_t rate[KEPT_RATES];
-    } kept;
-    if (pairs <= KEPT_RATES && kept.base == base && kept.d == d) return kept.rate;
-    uint64_t *const rate = pairs <= KEPT_RATES ? kept.rate : room;
-    for (int64_t i = 0; i < pairs; i++)
-        rate[i] = tl_turn_rate(base, i, d);
-    if (rate == kept.rate) kept.base = base, kept.d = d;
-    return rate;
+    for (int64_t i = 0; i < a->pairs; i++)
+        rate[i] = tl_turn_rate(base, i, a->d);
+    a->rate = rate;
 }
 
 /* Pairs of a position, and positions of a run. */
@@ -152,19 +139,16 @@ static void cut_runs(position_args *a)
 static int32_t rotate(tl_context *ctx, position_args *a, float base)
 {
     cut_runs(a);
-    const int64_t runs = tl_ceil_div(a->n, a->positions), task = runs < MANY_RUNS ? TASK : LONG_TASK;
-    a->members = tl_imin(tl_ceil_div(task, a->positions * a->d), a->batch);
+    const int64_t runs = tl_ceil_div(a->n, a->positions);
+    a->members = a->batch * a->n * a->d <= TASK ? a->batch : tl_ceil_div(a->batch, tl_ceil_div(MANY_RUNS, runs));
     const int64_t tasks = runs * tl_ceil_div(a->batch, a->members), workers = tasks == 1 ? 1 : tl_workers();
     const int64_t tables = workers * 2 * a->positions * a->pairs;
     void *scratch;
-    const size_t bytes = (size_t)(a->pairs + workers) * sizeof(uint64_t) + (size_t)tables * sizeof(float);
+    const size_t bytes = (size_t)a->pairs * sizeof(uint64_t) + (size_t)tables * sizeof(float);
     const int32_t status = tl_pool_alloc(ctx, bytes, &scratch);
     if (status) return status;
-    a->rate = find_rates(base, a->d, a->pairs, scratch);
-    a->held = (int64_t *)scratch + a->pairs;
-    a->table = (float *)(a->held + workers);
-    for (int64_t i = 0; i < workers; i++)
-        a->held[i] = -1;
+    fill_rates(a, base, scratch);
+    a->table = (float *)((uint64_t *)scratch + a->pairs);
     tl_parallel(tasks, rotate_task, a);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
@@ -215,17 +199,15 @@ static void code_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 /* Makes the encoding of all positions in a->table, and repeats it up to `period` elements. */
 static int32_t make_code(tl_context *ctx, position_args *a, float base, int64_t period)
 {
-    void *room = NULL;
+    void *rate;
     cut_runs(a);
-    if (a->pairs > KEPT_RATES) {
-        const int32_t status = tl_pool_alloc(ctx, (size_t)a->pairs * sizeof(uint64_t), &room);
-        if (status) return status;
-    }
-    a->rate = find_rates(base, a->d, a->pairs, room);
+    const int32_t status = tl_pool_alloc(ctx, (size_t)a->pairs * sizeof(uint64_t), &rate);
+    if (status) return status;
+    fill_rates(a, base, rate);
     tl_parallel(tl_ceil_div(a->n, a->positions), code_task, a);
     for (int64_t i = a->n * a->d; i < period; i++)
         a->table[i] = a->table[i - a->n * a->d];
-    tl_pool_free(ctx, room);
+    tl_pool_free(ctx, rate);
     return TORCHLEAN_OK;
 }
 

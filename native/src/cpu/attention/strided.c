@@ -30,19 +30,6 @@ static void copy_head(void *arg, int64_t task, TL_UNUSED int32_t worker)
         memcpy(to + i * c->to_at.row, from + i * c->from_at.row, sizeof *to * (size_t)c->of->width);
 }
 
-/* x, or in its place scratch for a contiguous copy where the array is not contiguous. */
-static int32_t open_array(tl_context *ctx, const array *of, float *x, float **own)
-{
-    const layout l = contiguous_layout(of->heads, of->rows, of->width, 0);
-    *own = x;
-    if (!x || (l.batch == of->at.batch && l.head == of->at.head && l.row == of->at.row)) return TORCHLEAN_OK;
-    void *memory;
-    const int64_t elements = of->batch * of->heads * of->rows * of->width;
-    const int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)elements, &memory);
-    if (!status) *own = memory;
-    return status;
-}
-
 /* Copies x to its contiguous place, or with `back` what was made there to x. */
 static void copy_array(const array *of, float *x, float *own, int back)
 {
@@ -51,14 +38,17 @@ static void copy_array(const array *of, float *x, float *own, int back)
     if (own != x && of->rows > 0 && of->width > 0) tl_parallel(of->batch * of->heads, copy_head, (void *)&c);
 }
 
-/* Opens `count` arrays, of which the first `read` are read. */
+/* Places for contiguous copies of `count` arrays, where they are not contiguous; copies the first `read`, which are read. */
 static int32_t open_arrays(tl_context *ctx, const array *of, float *const *x, int count, int read, float **own)
 {
     int32_t status = TORCHLEAN_OK;
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++) {
+        const layout l = contiguous_layout(of[i].heads, of[i].rows, of[i].width, 0), at = of[i].at;
         own[i] = x[i];
-    for (int i = 0; i < count && !status; i++) {
-        status = open_array(ctx, &of[i], x[i], &own[i]);
+        if (status || !x[i] || (l.batch == at.batch && l.head == at.head && l.row == at.row)) continue;
+        void *memory;
+        status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(of[i].batch * l.batch), &memory);
+        if (!status) own[i] = memory;
         if (!status && i < read) copy_array(&of[i], x[i], own[i], 0);
     }
     return status;

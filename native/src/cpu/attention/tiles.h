@@ -15,7 +15,8 @@
 
 #include "core/threads.h"
 #include "cpu/attention/geometry.h"
-#include "cpu/vector.h"
+#include "cpu/blocks.h"
+#include "cpu/linalg/gemm.h"
 #include "formula/attention.h"
 #include "formula/integer.h"
 #include "generated/attention.h"
@@ -160,34 +161,18 @@ static inline void tile_sums(int vectors, int64_t count, const float *others, in
 
 /* ---- lanes ------------------------------------------------------------------------------------------------------- */
 
-/* Rows of x, `count` of them, side by side in steps: element (row i, coordinate k) at [i / STEP][k][i % STEP]; the
- * lanes of absent rows are 0. */
+/* Rows of x, `count` of them, side by side in steps: element (row i, coordinate k) at [i / STEP][k][i % STEP]; the lanes of absent rows
+ * are 0 or those of others. */
 static inline void turn_rows(const float *x, int64_t count, int64_t d, float *out)
 {
-    for (int64_t u = 0; u < count; u += STEP, out += STEP * d, x += STEP * d) {
-        const int64_t rows = tl_imin(STEP, count - u), lanes = vectors_of(count, u) * TL_LANES;
-        int64_t i = 0;
-        for (int64_t k = 0; rows < lanes && k < d; k++) {
-            tl_vec_store(out + k * STEP, tl_vec_zero());
-            if (lanes == STEP) tl_vec_store(out + k * STEP + TL_LANES, tl_vec_zero());
-        }
-        for (; i + 4 <= rows; i += 4)
-            tl_transpose_rows4(x + i * d, d, d, out + i, STEP);
-        for (; i < rows; i++)
-            for (int64_t k = 0; k < d; k++)
-                out[k * STEP + i] = x[i * d + k];
-    }
+    for (int64_t u = 0; u < count; u += STEP, out += STEP * d, x += STEP * d)
+        tl_gemm_pack_f32(out, STEP, tl_imin(STEP, count - u), d, x, d, 1);
 }
 
 /* The rows of a step back to x: x[i][k] = sum[k][i]. */
 static inline void turn_back(const float *sum, int64_t rows, int64_t d, float *x)
 {
-    int64_t k = 0;
-    for (; k + 4 <= d; k += 4)
-        tl_transpose_rows4(sum + k * STEP, STEP, rows, x + k, d);
-    for (; k < d; k++)
-        for (int64_t i = 0; i < rows; i++)
-            x[i * d + k] = sum[k * STEP + i];
+    tl_transpose(sum, STEP, x, d, d, rows);
 }
 
 /* Biases (geometry.h) of queries i .. i+queries-1 and keys j0 .. j0+keys-1, in room of a tile: a row for each key, a lane for each
@@ -204,11 +189,11 @@ static inline const float *find_bias(const problem *p, int64_t b, int64_t i, int
         }
         return room;
     }
-    for (int64_t l = 0; g->mask && l < STEP; l += 4) {
-        float rows[4][TILE];
-        for (int64_t q = l; q < l + 4; q++)
-            memcpy(rows[q - l], mask_row(g, b, i + tl_imin(q, queries - 1), j0), (size_t)keys * sizeof *room);
-        tl_transpose_rows4(rows[0], TILE, keys, room + l, STEP);
+    for (int64_t l = 0; g->mask && l < STEP; l += 8) {
+        float rows[8][TILE];
+        for (int64_t q = 0; q < 8; q++)
+            memcpy(rows[q], mask_row(g, b, i + tl_imin(l + q, queries - 1), j0), (size_t)keys * sizeof *room);
+        tl_transpose(rows[0], TILE, room + l, STEP, 8, keys);
     }
     const float blocked = g->mode == FILL ? TL_FILL_SCORE : -TL_INF;
     const int masked = g->mask != NULL, additive = g->mode == ADDITIVE;

@@ -9,9 +9,7 @@
 #include <string.h>
 
 #include "core/shapes.h"
-#include "cpu/conv/groups.h"
-#include "cpu/conv/product.h"
-#include "cpu/conv/weights.h"
+#include "cpu/conv/view.h"
 #include "cpu/linalg/gemm.h"
 #include "cpu/sum_tree.h"
 #include "formula/integer.h"
@@ -86,7 +84,6 @@ static int32_t weights(tl_context *ctx, const tl_conv_shape *s, int64_t batch, i
 static int32_t bias_sums(tl_context *ctx, const float *g, int64_t batch, int64_t channels, int64_t size, float *gb)
 {
     if (channels == 0) return TORCHLEAN_OK;
-    if (batch == 1) return tl_row_sums(ctx, g, channels, size, 0, gb);
     void *images;
     int32_t status = tl_pool_alloc(ctx, sizeof(float) * (size_t)(batch * channels), &images);
     if (status) return status;

@@ -8,7 +8,6 @@
  * Order of additions: TL_SUM_FOLD lanes of sums run along the lines of g, a chain of fused multiply-adds each, line by line and
  * image by image; the lanes' sums are added in halves. */
 #include "core/threads.h"
-#include "cpu/conv/weights.h"
 #include "cpu/conv/planes.h"
 #include "cpu/sum_tree.h"
 

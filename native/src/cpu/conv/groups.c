@@ -12,7 +12,7 @@
  * row-major; the bias last. A term of a 0 outside the source changes no sum, but for a weight that is infinite or NaN:
  * where there is one, such terms are listed too, with a cell of zeros. */
 #include "core/threads.h"
-#include "cpu/conv/groups.h"
+#include "cpu/conv/view.h"
 #include "cpu/turn.h"
 
 enum {

@@ -7,26 +7,19 @@
 
 #include "cpu/linalg/gemm.h"
 #include "cpu/vector64.h"
-#include "cpu/vector_part.h"
 #include "formula/integer.h"
-
-#define INLINE TL_INLINE
 
 enum { LANES = TL_GEMM_LANES, NR = TL_GEMM_NR, LANES_F32 = LANES, LANES_F64 = LANES / 2 };
 
-typedef tl_vec vec_f32;
-INLINE vec_f32 load_f32(const float *p) { return tl_vec_load(p); }
-INLINE void store_f32(float *p, vec_f32 v) { tl_vec_store(p, v); }
-INLINE vec_f32 fma_f32(float x, vec_f32 y, vec_f32 z) { return tl_vec_fma(x, y, z); }
-
-typedef tl_vec64 vec_f64;
-INLINE vec_f64 load_f64(const double *p) { return tl_vec64_load(p); }
-INLINE void store_f64(double *p, vec_f64 v) { tl_vec64_store(p, v); }
+/* Here factors are float32. */
+INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z)
+{
 #if defined(__FMA__) || !defined(__SSE2__)
-INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return tl_vec64_fma(x, y, z); }
+    return tl_vec64_fma(x, y, z);
 #else
-INLINE vec_f64 fma_f64(double x, vec_f64 y, vec_f64 z) { return x * y + z; }
+    return x * y + z;
 #endif
+}
 
 /* lanes_between: the lanes a <= l < b; read_lanes: those lanes of p, 0 elsewhere; fma_each: x·y + z in each lane;
  * even_lanes: lanes 0, 2, 4 and so on of x and then y;
@@ -41,7 +34,6 @@ INLINE vec_f32 narrow_f64(const double *p, const double *add)
 typedef __mmask16 lane_mask;
 INLINE lane_mask lanes_between(int64_t a, int64_t b) { return (lane_mask)((1u << b) - (1u << a)); }
 INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm512_maskz_loadu_ps(m, p); }
-INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return _mm512_fmadd_ps(x, y, z); }
 INLINE tl_vec even_lanes(tl_vec x, tl_vec y)
 {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -56,7 +48,6 @@ INLINE lane_mask lanes_between(int64_t a, int64_t b)
                                _mm256_cmpgt_epi32(_mm256_set1_epi32((int)b), lane));
 }
 INLINE tl_vec read_lanes(const float *p, lane_mask m) { return _mm256_maskload_ps(p, m); }
-INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z) { return _mm256_fmadd_ps(x, y, z); }
 INLINE tl_vec even_lanes(tl_vec x, tl_vec y)
 {
     const __m256d pairs = _mm256_castps_pd(_mm256_shuffle_ps(x, y, 0x88));
@@ -87,14 +78,15 @@ INLINE tl_vec read_lanes(const float *p, lane_mask m)
         v[l] = p[l];
     return v;
 }
+INLINE tl_vec even_lanes(tl_vec x, tl_vec y) { return (tl_vec){x[0], x[2], y[0], y[2]}; }
+#endif
+
 INLINE tl_vec fma_each(tl_vec x, tl_vec y, tl_vec z)
 {
     for (int l = 0; l < LANES; l++)
         z[l] = fmaf(x[l], y[l], z[l]);
     return z;
 }
-INLINE tl_vec even_lanes(tl_vec x, tl_vec y) { return (tl_vec){x[0], x[2], y[0], y[2]}; }
-#endif
 
 /* LANES floats, rounded once where they come from. */
 INLINE void put_f32(float *to, vec_f32 v) { tl_vec_store(to, v); }

@@ -15,7 +15,6 @@
  * last. In float a segment is a block (gemm.h) or, for groups of few channels, all of K; in double it is that of
  * formula/chain.h. Neither batch nor tile nor lane has a part in it. */
 #include "core/threads.h"
-#include "cpu/conv/product.h"
 #include "cpu/conv/planes.h"
 #include "formula/chain.h"
 

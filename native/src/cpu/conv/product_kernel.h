@@ -77,11 +77,6 @@ static void FN(pack_panel)(const FN(job) * job, const float *w, int64_t h, REAL 
 }
 
 /* Where lanes are rows a task is a strip of a group's rows, else a row tile of them. */
-static int64_t FN(pack_tasks)(const FN(job) * job)
-{
-    return job->p->groups * (job->lanes_are_rows ? tl_ceil_div(job->v->rows, STRIP) : job->row_tiles);
-}
-
 static void FN(pack_task)(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const FN(job) *job = arg;
@@ -349,13 +344,6 @@ static void FN(plan)(FN(job) * job)
     job->packed_group = tl_ceil_div(job->packed_group, LANES) * LANES;
 }
 
-/* Terms of a chain of fused multiply-adds: all, KC or a multiple of it. */
-static int64_t FN(segment_of)(const FN(job) * job)
-{
-    if (sizeof(REAL) == sizeof(double)) return tl_chain_segment(job->inner);
-    return tl_conv_are_few(job->p->groups, job->v->channels, job->v->rows) ? job->inner : KC;
-}
-
 /* One gather's product. `packed` holds the weights of strips, of gathers before, or NULL, and then may come to hold them. */
 static int32_t FN(multiply_gather)(tl_context *ctx, FN(job) job, void **packed)
 {
@@ -366,7 +354,8 @@ static int32_t FN(multiply_gather)(tl_context *ctx, FN(job) job, void **packed)
     job.planes = open_planes(v, x, choose_axis(v, x)); /* the axes of a line and of lines, -1 for none */
     job.inner = v->channels * taps;
     job.block_count = tl_ceil_div(job.inner, KC);
-    job.segment = FN(segment_of)(&job);
+    job.segment = tl_conv_are_few(job.p->groups, v->channels, v->rows) ? job.inner : KC; /* terms of a chain */
+    if (sizeof(REAL) == sizeof(double)) job.segment = tl_chain_segment(job.inner);
     for (int64_t i = 0; i < job.block_count; i++)
         job.block_channels = tl_imax(job.block_channels, block_of(i, job.inner, taps).channels);
     FN(plan)(&job);
@@ -395,11 +384,9 @@ static int32_t FN(multiply_gather)(tl_context *ctx, FN(job) job, void **packed)
         of_row[k] = (int32_t)(c * job.kernel_size) + kernel_index[t];
     }
     job.kernel_index = kernel_index, job.offsets = offsets, job.weights = of_row;
-    if (!have) tl_parallel(FN(pack_tasks)(&job), FN(pack_task), &job);
-    if (tasks == 1)
-        FN(multiply_task)(&job, 0, 0);
-    else
-        tl_parallel(tasks, FN(multiply_task), &job);
+    const int64_t tiles = job.lanes_are_rows ? tl_ceil_div(v->rows, STRIP) : job.row_tiles;
+    if (!have) tl_parallel(job.p->groups * tiles, FN(pack_task), &job);
+    tl_parallel(tasks, FN(multiply_task), &job);
     tl_pool_free(ctx, memory);
     return TORCHLEAN_OK;
 }
@@ -417,7 +404,3 @@ int32_t FN(tl_conv_product)(tl_context *ctx, const conv_product *p)
     tl_pool_free(ctx, packed);
     return status;
 }
-
-#undef VEC
-#undef STRIP
-#undef WIDE

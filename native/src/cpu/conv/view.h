@@ -55,3 +55,26 @@ static inline int tl_conv_are_few(int64_t groups, int64_t channels, int64_t rows
     enum { FEW_CHANNELS = 8 };
     return groups > 1 && channels <= FEW_CHANNELS && rows <= FEW_CHANNELS;
 }
+
+/* ---- the parts; each returns 0, or the status of tl_pool_alloc ---------------------------------------------------------- */
+
+#define tl_conv_product_f32 TL_V(tl_conv_product_f32)
+#define tl_conv_product_f64 TL_V(tl_conv_product_f64)
+#define tl_conv_lanes_are_groups TL_V(tl_conv_lanes_are_groups)
+#define tl_conv_groups_product TL_V(tl_conv_groups_product)
+#define tl_conv_weights TL_V(tl_conv_weights)
+#define tl_conv_weights_reproducible TL_V(tl_conv_weights_reproducible)
+#define tl_conv_direct_weights TL_V(tl_conv_direct_weights)
+
+/* The product in this precision (conv/product.c). */
+int32_t tl_conv_product_f32(tl_context *ctx, const conv_product *p);
+int32_t tl_conv_product_f64(tl_context *ctx, const conv_product *p);
+/* Whether images are so small that a product takes groups of few channels for the lanes; and that product, in float (conv/groups.c). */
+int tl_conv_lanes_are_groups(const conv_product *p);
+int32_t tl_conv_groups_product(tl_context *ctx, const conv_product *p);
+/* The gradient of the weights: gw[row, c, t] = sum over n and positions j of g[n, row, j] times the gathered source; the gather is a
+ * correlation. channels, rows and batch >= 1. As a matrix product (conv/weights.c), and without one, for groups of few channels
+ * (conv/direct.c). */
+int32_t tl_conv_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw);
+int32_t tl_conv_weights_reproducible(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw);
+int32_t tl_conv_direct_weights(tl_context *ctx, const conv_view *v, int64_t groups, const float *g, float *gw);

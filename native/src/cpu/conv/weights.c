@@ -15,7 +15,7 @@
  * several segments, which follow from the shape alone, their sums are added by the column tree. In double the chains are those of
  * formula/chain.h. */
 #include "core/threads.h"
-#include "cpu/conv/weights.h"
+#include "cpu/conv/view.h"
 #include "cpu/conv/lanes.h"
 #include "cpu/sum_tree.h"
 #include "formula/chain.h"
@@ -48,9 +48,6 @@ enum {
 #define FN(name) name##_f64
 #define VL LANES_F64
 #include "cpu/conv/weights_kernel.h"
-#undef REAL
-#undef FN
-#undef VL
 
 /* The positions of a segment in float: as many segments as make SEGMENTS tasks of tiles of 252 by 256, each of at least 8
  * blocks. */

@@ -435,7 +435,3 @@ static int32_t FN(run)(tl_context *ctx, FN(job) * job, int64_t chain, int64_t se
     tl_pool_free(ctx, memory);
     return TORCHLEAN_OK;
 }
-
-#undef VEC
-#undef STRIP
-#undef WIDE

@@ -153,10 +153,7 @@ int32_t tl_chain_multiply(tl_context *ctx, const tl_chain *x)
     if (status) return status;
     job.blocks = memory;
     job.parts = split ? job.blocks + workers * job.worker_elements : NULL;
-    if (tasks == 1)
-        task(&job, 0, 0);
-    else
-        tl_parallel(tasks, task, &job);
+    tl_parallel(tasks, task, &job);
     if (split && !tl_interrupted()) tl_parallel(x->m, add_segments, &job);
     tl_pool_free(ctx, memory);
     return TORCHLEAN_OK;

@@ -27,7 +27,6 @@
 #include "cpu/blocks.h"
 #include "cpu/linalg/gemm.h"
 #include "cpu/vector64.h"
-#include "cpu/vector_part.h"
 #include "formula/integer.h"
 
 /* A block of A takes 256 KiB: it shares L2 with the strip of B and often a second hardware thread. */
@@ -44,7 +43,6 @@
 /* Where B has contiguous rows and this few elements it is read in place: packing would not be paid back. */
 #define DIRECT_CELLS 4096
 #define DIRECT_CELLS_ONE_PANEL 131072
-#define INLINE TL_INLINE
 #define MR TL_GEMM_MR
 
 /* F(r) for every height r = 1 .. MR of a panel. */
@@ -56,15 +54,7 @@
 #define EACH_HEIGHT(F) F(1) F(2) F(3) F(4)
 #endif
 
-typedef tl_vec vec_f32;
-typedef tl_vec64 vec_f64;
-#define load_f32 tl_vec_load
-#define store_f32 tl_vec_store
-#define fma_f32 tl_vec_fma
-#define load_f64 tl_vec64_load
-#define store_f64 tl_vec64_store
 #define fma_f64 tl_vec64_fma
-
 #define REAL float
 #define FN(name) name##_f32
 #define LANES TL_GEMM_LANES
@@ -433,9 +423,7 @@ static int32_t product(tl_context *ctx, const tl_gemm_args *g, const float *A, c
     int32_t status = tl_pool_alloc(ctx, (size_t)(workers * job.worker_elements) * sizeof(float), &blocks);
     if (status) return status;
     job.blocks = blocks;
-    if (tasks == 1)
-        task(&job, 0, 0);
-    else if (tasks <= 2 * wanted) /* in turn, as the last tiles are smaller */
+    if (tasks <= 2 * wanted) /* in turn, as the last tiles are smaller */
         tl_parallel_in_order(tasks, tl_workers(), task, &job);
     else
         tl_parallel(tasks, task, &job);

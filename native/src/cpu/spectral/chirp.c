@@ -1,6 +1,6 @@
 /* The kernel of Bluestein's transform: the chirp e^(i·pi·t²/n), laid out around 0 and transformed over m in float64.
  *
- * Four steps as in fft.c, on all threads: columns and rows of an n1 by n2 matrix, by self-sorting passes of radix 4, 2, 3 and 5. */
+ * Four steps as in fft.c: columns and rows of an n1 by n2 matrix, by self-sorting passes of radix 4, 2, 3 and 5. */
 #include <stdlib.h>
 
 #include "cpu/spectral/fft.h"
@@ -13,16 +13,6 @@ typedef struct number {
 struct axis {
     int64_t n;
     double *root; /* e^(-2·pi·i·k/n), k < n */
-};
-
-struct kernel {
-    const double *chirp; /* e^(i·pi·t²/n), t < n */
-    const tl_roots *roots;
-    float *out;
-    int64_t n, m;
-    struct axis first, second;
-    number *matrix, *buffers; /* [k1][n2], and two lines for each worker */
-    int64_t per_worker;
 };
 
 static number add(number a, number b) { return (number){a.r + b.r, a.i + b.i}; }
@@ -81,36 +71,6 @@ static number *transform(const struct axis *x, number *a, number *b)
     return a;
 }
 
-/* A task owns a column. */
-static void column_task(void *arg, int64_t column, int32_t worker)
-{
-    const struct kernel *job = arg;
-    const int64_t n1 = job->first.n, n2 = job->second.n;
-    number *a = job->buffers + worker * job->per_worker;
-    for (int64_t i = 0; i < n1; i++) {
-        const int64_t t = i * n2 + column, from = tl_imin(t, job->m - t);
-        a[i] = from < job->n ? (number){job->chirp[2 * from], job->chirp[2 * from + 1]} : (number){0.0, 0.0};
-    }
-    const number *z = transform(&job->first, a, a + n1);
-    for (int64_t k = 0; k < n1; k++) {
-        double w[2];
-        tl_root_at(job->roots, (uint64_t)(k * column), w, w + 1);
-        job->matrix[k * n2 + column] = turn(z[k], w);
-    }
-}
-
-/* A task owns a row k1. */
-static void row_task(void *arg, int64_t row, int32_t worker)
-{
-    const struct kernel *job = arg;
-    const int64_t n1 = job->first.n, n2 = job->second.n;
-    const number *z = transform(&job->second, job->matrix + row * n2, job->buffers + worker * job->per_worker);
-    for (int64_t k = 0; k < n2; k++) {
-        job->out[2 * (row + n1 * k)] = (float)(z[k].r / (double)job->m);
-        job->out[2 * (row + n1 * k) + 1] = (float)(z[k].i / (double)job->m);
-    }
-}
-
 static int make_axis(struct axis *x, int64_t n)
 {
     x->n = n;
@@ -124,19 +84,32 @@ static int make_axis(struct axis *x, int64_t n)
 
 int tl_chirp_kernel(const double *chirp, int64_t n, const tl_roots *roots, int64_t n1, float *out)
 {
-    struct kernel job = {.chirp = chirp, .roots = roots, .out = out, .n = n, .m = (int64_t)roots->n};
-    const int64_t n2 = job.m / n1;
-    job.per_worker = 2 * tl_imax(n1, n2);
-    job.matrix = malloc((size_t)job.m * sizeof(number));
-    job.buffers = malloc((size_t)(tl_workers() * job.per_worker) * sizeof(number));
-    const int ok = job.matrix && job.buffers && make_axis(&job.first, n1) && make_axis(&job.second, n2);
-    if (ok) {
-        tl_parallel(n2, column_task, &job);
-        tl_parallel(n1, row_task, &job);
+    const int64_t m = (int64_t)roots->n, n2 = m / n1;
+    struct axis first, second = {0};
+    number *const matrix = malloc((size_t)(m + 2 * tl_imax(n1, n2)) * sizeof(number)); /* [k1][n2], and lines */
+    number *const a = matrix ? matrix + m : NULL;
+    const int ok = make_axis(&first, n1) && make_axis(&second, n2) && matrix;
+    for (int64_t column = 0; ok && column < n2 && !tl_interrupted(); column++) {
+        for (int64_t i = 0; i < n1; i++) {
+            const int64_t t = i * n2 + column, from = tl_imin(t, m - t);
+            a[i] = from < n ? (number){chirp[2 * from], chirp[2 * from + 1]} : (number){0.0, 0.0};
+        }
+        const number *z = transform(&first, a, a + n1);
+        for (int64_t k = 0; k < n1; k++) {
+            double w[2];
+            tl_root_at(roots, (uint64_t)(k * column), w, w + 1);
+            matrix[k * n2 + column] = turn(z[k], w);
+        }
     }
-    free(job.matrix);
-    free(job.buffers);
-    free(job.first.root);
-    free(job.second.root);
+    for (int64_t row = 0; ok && row < n1 && !tl_interrupted(); row++) {
+        const number *z = transform(&second, matrix + row * n2, a);
+        for (int64_t k = 0; k < n2; k++) {
+            out[2 * (row + n1 * k)] = (float)(z[k].r / (double)m);
+            out[2 * (row + n1 * k) + 1] = (float)(z[k].i / (double)m);
+        }
+    }
+    free(matrix);
+    free(first.root);
+    free(second.root);
     return ok;
 }

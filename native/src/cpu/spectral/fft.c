@@ -149,8 +149,8 @@ static void rows_task(void *arg, int64_t group, int32_t worker)
             re[l] = from->r;
             im[l] = from->i;
         }
-        tl_transpose_square(re);
-        tl_transpose_square(im);
+        TL_TURN(re);
+        TL_TURN(im);
         const int64_t count = n2 - g * TL_W < TL_W ? n2 - g * TL_W : TL_W;
         for (int64_t l = 0; l < count; l++)
             a[g * TL_W + l] = (tl_cvec){re[l], im[l]};

@@ -8,7 +8,7 @@
 #include "cpu/spectral/fft.h"
 #include "formula/dft_tile.h"
 
-enum { CACHED_PLANS = 32, CHIRP_TASK = 1 << 12 };
+enum { CACHED_PLANS = 32, LOOK = 1 << 12 /* roots between two looks for an interruption */ };
 static const size_t CACHED_BYTES = (size_t)64 << 20;
 
 static void *take(tl_fft *f, size_t bytes)
@@ -94,37 +94,22 @@ static int64_t convolution_length(int64_t n)
 
 /* ---- Bluestein's kernel ------------------------------------------------------------------------------------------ */
 
-/* The chirp e^(i·pi·t²/n) in float64, and its conjugate in float32. */
-struct chirp {
-    int64_t n;
-    double *chirp;
-    float *conjugate;
-};
-
-static void chirp_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const struct chirp *job = arg;
-    for (int64_t t = task * CHIRP_TASK, end = tl_imin(t + CHIRP_TASK, job->n); t < end; t++) {
-        double *c = job->chirp + 2 * t;
-        tl_root((uint64_t)((unsigned __int128)t * (uint64_t)t % (2 * (uint64_t)job->n)), 2 * (uint64_t)job->n, c,
-                c + 1);
-        job->conjugate[2 * t] = (float)c[0];
-        job->conjugate[2 * t + 1] = (float)-c[1];
-    }
-}
-
-/* What a convolution over m takes. */
+/* What a convolution over m takes: the conjugate of the chirp e^(i·pi·t²/n), which is made in float64, and the kernel. */
 static int make_chirp(tl_fft *f, int64_t m)
 {
+    const uint64_t period = 2 * (uint64_t)f->n;
     f->chirp = take(f, (size_t)f->n * 2 * sizeof(float));
     f->kernel = take(f, (size_t)m * 2 * sizeof(float));
-    struct chirp job = {f->n, malloc((size_t)f->n * 2 * sizeof(double)), f->chirp};
-    int ok = f->chirp && f->kernel && job.chirp;
-    if (ok) {
-        tl_parallel(tl_ceil_div(f->n, CHIRP_TASK), chirp_task, &job);
-        ok = tl_chirp_kernel(job.chirp, f->n, &f->first->roots, near_root(m), f->kernel);
+    double *const chirp = malloc((size_t)f->n * 2 * sizeof(double));
+    int ok = f->chirp && f->kernel && chirp;
+    for (int64_t t = 0; ok && t < f->n && !(t % LOOK == 0 && tl_interrupted()); t++) {
+        double *const c = chirp + 2 * t;
+        tl_root((uint64_t)((unsigned __int128)t * (uint64_t)t % period), period, c, c + 1);
+        f->chirp[2 * t] = (float)c[0];
+        f->chirp[2 * t + 1] = (float)-c[1];
     }
-    free(job.chirp);
+    ok = ok && !tl_interrupted() && tl_chirp_kernel(chirp, f->n, &f->first->roots, near_root(m), f->kernel);
+    free(chirp);
     return ok;
 }
 
@@ -199,7 +184,7 @@ static int make_real(tl_fft *f)
     tl_fft scratch = {0};
     f->real = take(f, (size_t)(f->n / 2 + 1) * 2 * sizeof(float));
     const int ok = f->real && make_roots(&scratch, &scratch.roots, 2 * (uint64_t)f->n);
-    for (int64_t k = 0; ok && k <= f->n / 2 && !(k % CHIRP_TASK == 0 && tl_interrupted()); k++) {
+    for (int64_t k = 0; ok && k <= f->n / 2 && !(k % LOOK == 0 && tl_interrupted()); k++) {
         double c, s;
         tl_root_at(&scratch.roots, (uint64_t)k, &c, &s);
         f->real[2 * k] = (float)c;

@@ -4,8 +4,8 @@
  * arithmetic does not, so neither do the bits. */
 #pragma once
 
+#include "cpu/blocks.h"
 #include "cpu/vector.h"
-#include "cpu/vector_part.h"
 #include "formula/base.h"
 
 #if defined(__AVX512F__)
@@ -49,36 +49,13 @@ TL_INLINE tl_vec tl_every_other(tl_vec a, tl_vec b, int odd)
     return odd ? __builtin_shuffle(a, b, odd_mask) : __builtin_shuffle(a, b, even_mask);
 }
 
-/* Transposes a square of vectors. Each perfect shuffle rotates the bits of (lane, row) by one: log2(TL_W) of them exchange the bits
- * of the row and those of the column. */
-TL_INLINE void tl_transpose_square(tl_vec *a)
-{
-    tl_vec b[TL_W];
-    for (int width = 1; width < TL_W; width *= 2) {
-        for (int i = 0; i < TL_W / 2; i++) {
-            b[2 * i] = tl_interleave(a[i], a[i + TL_W / 2], 0);
-            b[2 * i + 1] = tl_interleave(a[i], a[i + TL_W / 2], 1);
-        }
-        for (int i = 0; i < TL_W; i++)
-            a[i] = b[i];
-    }
-}
-
 /* Whether a lane is not 0. */
 TL_INLINE int tl_any_lane(tl_vec v)
 {
-#if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ) != 0;
-#elif defined(__AVX2__)
-    return _mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_NEQ_UQ));
-#elif defined(__SSE2__)
-    return _mm_movemask_ps(_mm_cmpneq_ps((__m128)v, _mm_setzero_ps()));
-#else
     int any = 0;
     for (int l = 0; l < TL_W; l++)
         any |= v[l] != 0.0f;
     return any;
-#endif
 }
 
 /* buffer[c·step] of every lane = row[c], for c < cols; lane l reads the row at x + l·stride. Lanes from `lanes` on get 0. */
@@ -90,7 +67,7 @@ static inline void tl_lanes_in(const float *x, int64_t stride, int64_t lanes, in
         tl_vec a[TL_W];
         for (int l = 0; l < TL_W; l++)
             a[l] = l < lanes ? tl_load_first(x + l * stride + c, n) : (tl_vec){0};
-        tl_transpose_square(a);
+        TL_TURN(a);
         for (int l = 0; l < TL_W; l++)
             if (l < n) buffer[(c + l) * step] = a[l];
     }
@@ -105,7 +82,7 @@ static inline void tl_lanes_out(const tl_vec *buffer, int64_t step, int64_t flip
         tl_vec a[TL_W];
         for (int l = 0; l < TL_W; l++)
             a[l] = l < n ? buffer[((c + l) ^ flip) * step] : (tl_vec){0};
-        tl_transpose_square(a);
+        TL_TURN(a);
         for (int l = 0; l < TL_W; l++)
             if (l < lanes) tl_store_first(x + l * stride + c, a[l], n);
     }
