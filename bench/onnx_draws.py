@@ -296,6 +296,12 @@ def _grid_sample(d: Draw, op: str) -> Drawn:
     return Drawn(op, [x, grid], attributes | d.maybe(padding_mode=d.pick(("zeros", "border", "reflection"))), opset=20)
 
 
+def _affine_grid(d: Draw, op: str) -> Drawn:
+    samples, rank = d.pick((1, 2)), d.pick((2, 3))
+    sizes = [samples, 2, *(int(n) for n in d.rng.integers(1, 5, rank))]
+    return Drawn(op, [d.floats(samples, rank, rank + 1), np.array(sizes)], d.maybe(align_corners=d.flag()), opset=20)
+
+
 def _window(d: Draw, op: str) -> Drawn:
     """Convolutions and pools."""
     rank = d.pick((1, 2))
@@ -397,6 +403,7 @@ _FAMILIES: dict[Callable[[Draw, str], Drawn], str] = {
     _moving: "Transpose Reshape Flatten Squeeze Unsqueeze Expand Tile Concat Slice Gather GatherElements GatherND Compress Trilu "
              "Identity Shape Size Split Where ReverseSequence DepthToSpace SpaceToDepth NonZero EyeLike Unique ConstantOfShape",
     _pad: "Pad", _scatter: "ScatterElements ScatterND", _resize: "Resize", _grid_sample: "GridSample",
+    _affine_grid: "AffineGrid",
     _sequence: "Range OneHot CumSum TopK Clip Cast CastLike CumProd Dropout Einsum", _product: "Gemm MatMul",
     _window: "Conv ConvTranspose MaxPool AveragePool LpPool LRN GlobalAveragePool GlobalMaxPool GlobalLpPool",
     _regions: "NonMaxSuppression RoiAlign", _attention: "Attention",

@@ -302,6 +302,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     ("onnx.reference", "Slice"): "a falling slice that starts before the first element is empty; the standard has the first",
     ("onnx.reference", "SoftmaxCrossEntropyLoss"): "infinite where the softmax rounds to 0",
     ("onnx.reference", "Swish"): "0 where exp(-x) overflows and the result is not 0",
+    ("onnxruntime", "AffineGrid"): "with align_corners an axis of one element is at 1; the standard has -1, PyTorch 0",
     ("onnxruntime", "NonZero"): "a scalar gives a row; the standard says none",
     ("onnxruntime", "Pow"): "integers go through float64: 7 to the 20th is 1 too small",
     ("onnxruntime", "ReduceProd"): "a product of int32 beyond its range is the largest integer; others wrap",

@@ -120,6 +120,30 @@ def test_integers_that_32_bits_do_not_hold_are_out_of_range(operation: Op, kind:
             assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("kind", ["int64", "uint64"])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(
+    "operation", [r for r in ROWS if any(a.kind in ("u32", "index") for a in r.signature.inputs)], ids=lambda r: r.name
+)
+def test_integers_of_numpy_are_not_cut(operation: Op, wide: bool, kind: str) -> None:
+    """JAX would cut them to 32 bits where its own have no more."""
+    with jax.enable_x64(wide):
+        for both in foreign_rows.outside(operation, kind):
+            found = [functions.function(operation.name)(*given) for given in both]
+            swapped = [x.astype(x.dtype.newbyteorder()) if isinstance(x, np.ndarray) else x for x in both[0]]
+            found.append(functions.function(operation.name)(*swapped))
+            mine, theirs, other = (bits(np.asarray(x)) for x in found)
+            assert mine == theirs == other
+
+
+def test_a_number_of_python_is_an_array() -> None:
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            for number in (2.5, jnp.asarray(2.5)):
+                found = functions.relu(number)
+                assert found.dtype == jnp.float32 and found.shape == () and float(found) == 2.5
+
+
 with jax.enable_x64(True):
     OF_TYPES = {k: jnp.zeros(1, k) for k in ("float16", "bfloat16", "float32", "float64", "int8", "int32", "bool")}
 

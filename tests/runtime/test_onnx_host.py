@@ -76,6 +76,12 @@ def test_reductions_stay_in_their_type(kind: str, keep: int) -> None:
         exactly(run(op, x, np.array([0]), keepdims=keep), expected, kind)
 
 
+@pytest.mark.parametrize("kind", ["int32", "int64", "uint32", "uint64"])
+def test_a_root_beyond_its_type_wraps(kind: str) -> None:
+    x = np.full(4, np.iinfo(kind).max, kind)
+    exactly(run("ReduceL2", x, keepdims=0), wrapped(np.array(2 * int(x[0]), object), x), kind)
+
+
 @pytest.mark.parametrize("kind", ["int32", "int64", "uint8"])
 def test_extremes_and_orders_see_every_bit(kind: str) -> None:
     for seed in range(5):

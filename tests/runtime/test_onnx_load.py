@@ -135,17 +135,29 @@ def test_functions_of_the_model_are_put_in_place_with_their_defaults() -> None:
     assert np.array_equal(found, np.where(x > 0, 2 * x, 2 * x * np.float32(0.125)))
 
 
-@pytest.mark.parametrize("op", ["CenterCropPad", "AffineGrid", "HannWindow"])
-def test_operators_that_the_standard_defines_by_others_are_computed(op: str) -> None:
-    """They are not in the tables: their bodies are."""
+@pytest.mark.parametrize("op", ["CenterCropPad", "RotaryEmbedding", "HannWindow"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_operators_that_the_standard_defines_by_others_are_computed(op: str, constant: bool) -> None:
+    """They are not in the tables: their bodies are. A body depends on types, those of weights and between nodes, too."""
     assert op not in OPERATORS.keys() | HOST.keys()
     reference = pytest.importorskip("onnx.reference").ReferenceEvaluator
     x = np.random.default_rng(3).standard_normal((2, 2, 3)).astype(np.float32)
-    operands = {"CenterCropPad": [x, np.array([1, 4, 3])], "AffineGrid": [x, np.array([2, 1, 4, 5])],
+    operands = {"CenterCropPad": [x, np.array([1, 4, 3])], "RotaryEmbedding": [x[None, ..., :2], *x[:, :, :1]],
                 "HannWindow": [np.array(9, np.int32)]}[op]  # fmt: skip
-    whole = graph_of(op, *operands, opset=20)
-    expected = reference(whole).run(None, {f"x{k}": v for k, v in enumerate(operands)})[0]
-    assert np.allclose(run(op, *operands, opset=20), expected, 1e-5, 1e-6)
+    operands = [v[None] if op == "RotaryEmbedding" and k else v for k, v in enumerate(operands)]
+    whole = graph_of(op, *operands, opset=23)
+    named = {f"x{k}": v for k, v in enumerate(operands)}
+    expected = reference(whole).run(None, named)[0]
+    if constant and len(operands) > 1:
+        (node,) = whole.graph.node
+        node.input[0] = "between"
+        whole.graph.node.insert(0, onnx.helper.make_node("Identity", ["x0"], ["between"]))
+        whole.graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in named.items() if n != "x0")
+        del whole.graph.input[1:]
+        named = {"x0": x if op == "CenterCropPad" else operands[0]}
+    with tlrt.Session("cpu") as s:
+        found = importer.load(whole).bind(s)(**named)
+        assert np.allclose(found if isinstance(found, np.ndarray) else found.numpy(), expected, 1e-5, 1e-6)
 
 
 def test_sparse_weights_are_weights() -> None:

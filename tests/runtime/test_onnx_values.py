@@ -9,6 +9,7 @@ import pytest
 import tlrt
 from tests import DEVICES
 from tests.runtime.onnx_graphs import graph_of, run
+from tlrt.errors import ArgumentTypeError
 
 pytest.importorskip("onnx")
 importer = pytest.importorskip("tlrt.onnx")
@@ -220,6 +221,50 @@ def test_norms_neither_overflow_nor_vanish(p: int) -> None:
         pooled = run("LpPool", x, kernel_shape=[2, 2], strides=[2, 2], p=p)
         blocks = wide.reshape(1, 2, 2, 2, 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(1, 2, 2, 2, 4)
         assert np.allclose(pooled, (blocks**p).sum(-1) ** (1 / p), 8 * 2.0**-23, 0)
+
+
+@pytest.mark.parametrize("aligned", [0, 1])
+@pytest.mark.parametrize("samples", [1, 2])
+def test_affine_grids(samples: int, aligned: int) -> None:
+    for lengths in ((3, 4), (2, 5, 3), (1, 1), (4, 1, 2)):
+        rank = len(lengths)
+        theta = np.random.default_rng(rank).standard_normal((samples, rank, rank + 1)).astype(np.float32)
+        found = run("AffineGrid", theta, np.array([samples, 1, *lengths]), align_corners=aligned, opset=20)
+        assert found.shape == (samples, *lengths, rank)
+        for place in np.ndindex(*lengths):
+            at = [(-1 + (2 * k / max(n - 1, 1) if aligned else (2 * k + 1) / n)) for k, n in zip(place, lengths)]
+            expected = theta.astype(np.float64) @ np.array([*at[::-1], 1.0])
+            assert np.allclose(found[(slice(None), *place)], expected, 1e-5, 1e-5)
+
+
+def test_the_place_of_a_largest_element_is_never_in_the_padding() -> None:
+    drawn_x = np.random.default_rng(4).standard_normal((2, 3, 4, 5))
+    x = np.where(drawn_x > 0, -INF, drawn_x).astype(np.float32)
+    x[0, 0] = -INF
+    for order, flat in ((0, x), (1, x.swapaxes(-1, -2))):
+        y, places = run("MaxPool", x, kernel_shape=[2, 3], pads=[1, 2, 1, 2], outputs=2, storage_order=order, opset=22)
+        assert places.min() >= 0 and np.array_equal(flat.reshape(-1)[places], y)
+
+
+def test_what_is_empty_is_computed() -> None:
+    assert run("Hardmax", np.zeros((2, 0), np.float32)).shape == (2, 0)
+    for op, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1)):
+        w, r = np.ones((1, gates * 3, 2), np.float32), np.ones((1, gates * 3, 3), np.float32)
+        first = np.full((1, 5, 3), 7, np.float32)
+        x = np.zeros((0, 5, 2), np.float32)
+        y, last = run(op, x, w, r, None, None, first, hidden_size=3, outputs=2, opset=22)
+        assert y.shape == (0, 1, 5, 3) and np.array_equal(last, first)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16, np.int64, np.uint8, np.bool_, float, int, bool])
+def test_numbers_are_inputs(kind: Any) -> None:
+    numbers = [np.float32(v) for v in (0, 5, 1)]
+    bound = importer.load(graph_of("Range", *(np.array(v) for v in numbers)))
+    with tlrt.Session("cpu") as s:
+        found = bound.bind(s)(kind(0), numbers[1], kind(1))
+        assert np.array_equal(found.numpy(), np.arange(5))
+        with pytest.raises(ArgumentTypeError, match="x0: got an array of complex128"):
+            bound.bind(s)(np.array(1j), *numbers[1:])
 
 
 @pytest.mark.parametrize("aligned", [0, 1])

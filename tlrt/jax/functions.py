@@ -49,15 +49,25 @@ def _call(
 
 
 def _as_array(row: Op, name: str, kind: str, x: Any) -> Any:
-    array = jnp.asarray(x)
-    if kind in ("u32", "index"):
+    is_index = kind in ("u32", "index")
+    if isinstance(x, np.ndarray) or (is_index and not isinstance(x, jax.Array)):
+        # jnp.asarray would cut integers of 64 bits, and refuses another order of bytes
+        x = np.asarray(x)
+        x = x.astype(x.dtype.newbyteorder("="))
+    if is_index:
+        xp, array = (jnp if isinstance(x, jax.Array) else np), x
         if not jnp.issubdtype(array.dtype, jnp.integer):
             raise refusal(ArgumentTypeError, f"tlrt.jax.{row.name}", name, str(array.dtype), "integers")
         # a cast would cut 2^32 to 0; the number itself is none of a smaller type
         outside = [array < 0] if jnp.issubdtype(array.dtype, jnp.signedinteger) else []
         outside += [array >= 2**32] if array.dtype.itemsize > 4 else []
-        cast = array.astype(jnp.uint32)
-        return jnp.where(functools.reduce(jnp.logical_or, outside), _NOWHERE, cast) if outside else cast
+        cast = array.astype(np.uint32)
+        return jnp.asarray(xp.where(functools.reduce(xp.logical_or, outside), _NOWHERE, cast) if outside else cast)
+    array = jnp.asarray(x)
+    if array.weak_type and jnp.issubdtype(
+        array.dtype, jnp.floating
+    ):  # a number of Python, which takes a type from others
+        array = array.astype(jnp.float32)
     if array.dtype != jnp.float32:
         raise refusal(ArgumentTypeError, f"tlrt.jax.{row.name}", name, str(array.dtype), "float32")
     return array

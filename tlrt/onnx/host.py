@@ -121,7 +121,8 @@ def _mean(x: Host, *, axis: Any, keepdims: bool) -> Host:
 
 def _root(x: Host, **over: Any) -> Host:
     squares = np.asarray(np.sum(x.astype(object) ** 2, **over))
-    return np.asarray([math.isqrt(int(v)) for v in squares.reshape(-1)], x.dtype).reshape(squares.shape)
+    roots = [math.isqrt(int(v)) & 0xFFFFFFFFFFFFFFFF for v in squares.reshape(-1)]  # wraps, as a sum does
+    return np.asarray(roots, np.uint64).astype(x.dtype).reshape(squares.shape)
 
 
 def _extreme(name: str, empty: str) -> Callable[..., Host]:

@@ -150,11 +150,13 @@ class Bound:
 
     def _operand(self, run: Run, name: str, value: Any) -> Any:
         kind, _ = self.model.inputs[name]
-        if kind.kind == "f":
-            return run.enter(np.asarray(value, np.float32)) if isinstance(value, np.ndarray | list | float) else value
-        if not isinstance(value, np.ndarray | list | int | np.generic):
+        if not isinstance(value, np.ndarray | np.generic | list | tuple | int | float):
+            if kind.kind == "f":
+                return value  # a tensor
             raise refusal(ArgumentTypeError, "onnx", name, type(value).__name__, f"an array of {kind}")
         given = np.asarray(value)
+        if kind.kind == "f" and given.dtype.kind in "fiub":
+            return run.enter(given.astype(np.float32))
         if given.dtype.kind not in "iub" or (given.astype(kind) != given).any():
             raise refusal(
                 ArgumentTypeError, "onnx", name, f"an array of {given.dtype}", f"one whose values {kind} holds"

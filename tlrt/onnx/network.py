@@ -229,6 +229,9 @@ def max_pool(
     windows = _in_windows(run, x, places, -math.inf)
     best = np.asarray(windows.argmax(axis=-1).numpy(), np.int64)
     chosen = np.take_along_axis(np.broadcast_to(places, windows.shape), best[..., None], -1)[..., 0]
+    # where all are -inf, padding is no element: the first that is one
+    first = np.take_along_axis(places, (places >= 0).argmax(-1)[..., None], -1)[..., 0]
+    chosen = np.where(chosen < 0, first, chosen)
     if storage_order and rank > 1:
         *outer, n, m = sizes
         order = np.arange(math.prod(sizes)).reshape(*outer, m, n).swapaxes(-1, -2)

@@ -35,7 +35,16 @@ def inlined(proto: Any, known: Container[str]) -> Any:
     bodies = sorted(op for op in wanted if _has_body(op, version))
     if not bodies:
         return proto
-    whole = _copied(proto)
+    try:  # a body may depend on types
+        whole = importlib.import_module("onnx.shape_inference").infer_shapes(proto)
+    except ValueError:  # more than 2 GiB
+        whole = _copied(proto)
+    stated_types = {v.name for v in (*whole.graph.input, *whole.graph.value_info)}
+    whole.graph.value_info.extend(
+        onnx().helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+        for t in whole.graph.initializer
+        if t.name not in stated_types
+    )
     for node in _nodes(whole.graph):
         if node.op_type in bodies:
             attributes = onnx().defs.get_schema(node.op_type, version, "").attributes.values()

@@ -75,7 +75,7 @@ def _recur(
             else:
                 seen.append(after[0])
                 now = after
-        histories.append(s.stack(seen[::order]))
+        histories.append(s.stack(seen[::order]) if seen else s.zeros((0, *zeros.shape[1:])))
         lasts.append(now)
     y, *last = s.stack(histories, 1), *(s.stack(list(column)) for column in zip(*lasts))
     return [y.permute((2, 0, 1, 3)), *(h.permute(swap) for h in last)] if layout else [y, *last]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,14 @@ def along(x: Tensor, axis: int, function: Callable[[Tensor], Tensor]) -> Tensor:
     return function(x.permute(order)).permute(np.argsort(order).tolist())
 
 
+def _hardmax(run: Run, y: Tensor) -> Tensor:
+    return run.session.one_hot(y.argmax(axis=-1), y.shape[-1]) if y.size else y
+
+
 OPERATORS.update({
     "Softmax": lambda run, x, *, axis=-1: along(x, axis, run.session.softmax),
     "LogSoftmax": lambda run, x, *, axis=-1: along(x, axis, run.session.log_softmax),
-    "Hardmax": lambda run, x, *, axis=-1: along(x, axis, lambda y: run.session.one_hot(y.argmax(axis=-1), y.shape[-1])),
+    "Hardmax": lambda run, x, *, axis=-1: along(x, axis, partial(_hardmax, run)),
 })  # fmt: skip
 
 

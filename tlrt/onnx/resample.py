@@ -218,6 +218,17 @@ def _samples(run: Run, x: Tensor, places: list[Host]) -> Tensor:
     return found if seen.all() else found.masked_fill(run.tensor(~seen[:, None]), 0.0)
 
 
+@operator("AffineGrid")
+def affine_grid(run: Run, theta: Tensor, size: Host, *, align_corners: int = 0) -> Tensor:
+    """The standard's own definition by other operators fails at one sample, whose axis it squeezes away."""
+    _, _, *lengths = ints(size)
+    ends = [1.0 if align_corners else 1 - 1 / n for n in lengths]
+    axes = [-e + 2 * e / max(n - 1, 1) * np.arange(n) for e, n in zip(ends, lengths, strict=True)]
+    places = np.stack([*np.meshgrid(*axes, indexing="ij")[::-1], np.ones(lengths)], -1).reshape(-1, len(lengths) + 1)
+    moved = run.tensor(places) @ theta.permute((0, 2, 1))
+    return moved.reshape((theta.shape[0], *lengths, len(lengths)))
+
+
 @operator("RoiAlign")
 def roi_align(
     run: Run, x: Tensor, rois: Host, batches: Host, *, mode: Literal["avg"] = "avg", output_height: int = 1,
