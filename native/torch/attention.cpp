@@ -80,8 +80,9 @@ struct Attention : torch::autograd::Function<Attention> {
                               const std::optional<at::Tensor> &given, double scale, bool causal, bool grouped)
     {
         const at::Tensor mask = given.value_or(at::Tensor());
-        at::Tensor y = result(q, {q.size(0), q.size(1), q.size(2), v.size(3)}, true);
         const Operand from = operand(q), keys = operand(k), values = operand(v);
+        const bool by_rows = q.is_cuda() || from.by_rows; /* as PyTorch's own kernels: .view works after them */
+        at::Tensor y = result(q, {q.size(0), q.size(1), q.size(2), v.size(3)}, by_rows);
         const Mask m = mask_of(mask, k.size(2));
         torchlean_context *const context = context_of(q);
         Buffer out(context, y);
@@ -90,7 +91,8 @@ struct Attention : torch::autograd::Function<Attention> {
             Buffer(context, values.memory, values.size), Buffer(context, m.values), from.size, keys.size, values.size,
             u32(q.size(0)), u32(q.size(1)), u32(q.size(2)), u32(k.size(2)), u32(v.size(3)), u32(q.size(3)),
             u32(k.size(1)), from.batch, from.head, from.row, keys.batch, keys.head, keys.row, values.batch, values.head,
-            values.row, m.mode, m.batch, m.heads, m.queries, ALL, causal ? 0 : ALL, 0, scale, 1, out.out()));
+            values.row, m.mode, m.batch, m.heads, m.queries, ALL, causal ? 0 : ALL, 0, scale, (uint32_t)by_rows,
+            out.out()));
         ctx->save_for_backward({q, k, v, mask, y});
         ctx->saved_data["scale"] = scale;
         ctx->saved_data["causal"] = causal;
@@ -156,7 +158,14 @@ at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::T
                      std::optional<double> scale, bool enable_gqa)
 {
     using Op = at::_ops::scaled_dot_product_attention;
+    if (current() && (query.is_neg() || key.is_neg() || value.is_neg()))
+        return attention(query.resolve_neg(), key.resolve_neg(), value.resolve_neg(), attn_mask, dropout_p, is_causal,
+                         scale, enable_gqa);
     const at::Tensor mask = attn_mask.value_or(at::Tensor());
+    if (is_transformed() && query.is_floating_point() && query.scalar_type() != at::kDouble)
+        return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, added(mask, query.scalar_type()),
+                                                                  dropout_p, is_causal, std::nullopt, scale,
+                                                                  enable_gqa));
     if (!is_ours({query, key, value}, /*takes_tangents=*/true) || query.dim() < 3 || key.dim() < 3 || value.dim() < 3)
         return as_without<Op>(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa);
     TORCH_CHECK(!(is_causal && mask.defined()),

@@ -97,7 +97,8 @@ void without_kernel(const c10::OperatorHandle &op, c10::DispatchKeySet keys, tor
     for (const auto &v : arguments)
         count(v, &operands, &found, &foreign);
     const bool random = op.hasTag(at::Tag::nondeterministic_seeded);
-    if (!foreign && block->strict && (found || random)) block->leave(op.schema().name().c_str(), operands);
+    if (!foreign && block->strict && ((found && operands) || random)) /* of nothing nothing is computed */
+        block->leave(op.schema().name().c_str(), operands);
     const std::vector<c10::IValue> kept(arguments.begin(), arguments.end());
     {
         const c10::impl::ExcludeDispatchKeyGuard guard(KEY); /* what the operator is made of is part of it */
@@ -105,7 +106,7 @@ void without_kernel(const c10::OperatorHandle &op, c10::DispatchKeySet keys, tor
     }
     for (const auto &v : torch::jit::last(*stack, op.schema().returns().size()))
         count(v, &results, &found, &foreign);
-    if (!foreign && (found || random))
+    if (!foreign && ((found && operands + results) || random))
         block->leave(op.schema().name().c_str(), work_of(op.schema().name(), kept, results ? results : operands));
 }
 

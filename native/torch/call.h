@@ -291,10 +291,10 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
     static R left(Block *block, c10::DispatchKeySet keys, A... arguments)
     {
         if (!block) return original(keys, arguments...);
-        if (block->strict) block->leave(Op::name, 0);
+        if (block->strict && std::is_reference_v<R>) block->leave(Op::name, 0); /* before it writes */
         const std::vector<c10::IValue> operands{operand(arguments)...};
         R found = original(keys, arguments...);
-        block->leave(Op::name, work_of(Op::name, operands, elements(found)));
+        if (elements(found)) block->leave(Op::name, work_of(Op::name, operands, elements(found)));
         return found;
     }
     static c10::IValue operand(const at::Tensor &t) { return t; }

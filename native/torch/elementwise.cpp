@@ -73,13 +73,18 @@ template <auto Entry> std::optional<at::Tensor> unary_in_place(const at::Tensor 
 
 std::optional<at::Tensor> rsqrt(const at::Tensor &x) { return of_one<TL(sqrt)>(x).reciprocal(); }
 
+bool by_tanh(std::string_view approximate)
+{
+    TORCH_CHECK(approximate == "tanh" || approximate == "none", "approximate argument must be either none or tanh.");
+    return approximate == "tanh";
+}
 std::optional<at::Tensor> gelu(const at::Tensor &x, std::string_view approximate)
 {
-    return approximate == "tanh" ? of_one<TL(gelu)>(x) : of_one<TL(gelu_erf)>(x);
+    return by_tanh(approximate) ? of_one<TL(gelu)>(x) : of_one<TL(gelu_erf)>(x);
 }
 std::optional<at::Tensor> gelu_backward(const at::Tensor &g, const at::Tensor &x, std::string_view approximate)
 {
-    return approximate == "tanh" ? of_two<TL(gelu_bwd)>(x, g) : of_two<TL(gelu_erf_bwd)>(x, g);
+    return by_tanh(approximate) ? of_two<TL(gelu_bwd)>(x, g) : of_two<TL(gelu_erf_bwd)>(x, g);
 }
 template <auto Entry> std::optional<at::Tensor> by_input(const at::Tensor &g, const at::Tensor &x)
 {

@@ -17,16 +17,23 @@ inline bool have_tangents(at::TensorList tensors)
     return false;
 }
 
+/* Whether a transform of torch.func has the call, and no tracer: then it is made of operators that have batches and kernels. */
+inline bool is_transformed()
+{
+    return current() && c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) &&
+           !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python);
+}
+
 /* Whether a call is the block's to take apart: no transform of torch.func and no tracer has it, and no tangent unless the caller
- * has a rule for it. */
+ * has a rule for it. Memory with the negative bit holds other numbers, which PyTorch resolves only below. */
 inline bool is_ours(at::TensorList tensors, bool takes_tangents = false)
 {
     if (!current() || c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
         c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python))
         return false;
     for (const at::Tensor &t : tensors)
-        if (t.defined() &&
-            (!is_plain(t) || t.key_set().has(c10::DispatchKey::Python) || !at::isFloatingType(t.scalar_type())))
+        if (t.defined() && (!is_plain(t) || t.is_neg() || t.key_set().has(c10::DispatchKey::Python) ||
+                            !at::isFloatingType(t.scalar_type())))
             return false;
     return takes_tangents || !have_tangents(tensors);
 }

@@ -109,7 +109,8 @@ Maybe erfinv(const Tensor &x)
 
 Maybe logit(const Tensor &x, std::optional<double> eps)
 {
-    const Tensor z = eps ? x.clamp(*eps, 1 - *eps) : x;
+    /* the lower bound first: from eps = 0.5 on the bounds cross */
+    const Tensor z = eps ? at::where(x.lt(*eps), at::full({}, *eps, x.options()), x.clamp_max(1 - *eps)) : x;
     return z.div(at::rsub(z, 1)).log();
 }
 Maybe logit_backward(const Tensor &g, const Tensor &x, std::optional<double> eps)
@@ -144,7 +145,9 @@ Maybe xlog1py(const Tensor &x, const Tensor &y) { return xlog(x, y, floats(y).lo
 Maybe hypot(const Tensor &x, const Tensor &y)
 {
     const Tensor a = doubles(x), b = doubles(y);
-    return floats(root(a.mul(a).add(b.mul(b))));
+    const Tensor infinite = x.isinf().logical_or(y.isinf()); /* beside NaN, too */
+    return at::where(infinite, at::full({}, std::numeric_limits<double>::infinity(), x.options()),
+                     floats(root(a.mul(a).add(b.mul(b)))));
 }
 
 /* ---- products and running results ----------------------------------------------------------------------------------------- */

@@ -120,7 +120,8 @@ at::Tensor shared(at::Tensor index, int64_t axis)
 
 void check_scatter(const at::Tensor &x, int64_t axis, const at::Tensor &index, const at::Tensor &values)
 {
-    TORCH_CHECK(at::isIntegralType(index.scalar_type(), false), "scatter(): Expected dtype int32/int64 for index");
+    TORCH_CHECK(index.scalar_type() == at::kLong || index.scalar_type() == at::kInt,
+                "scatter(): Expected dtype int32/int64 for index");
     TORCH_CHECK(x.scalar_type() == values.scalar_type(), "scatter(): Expected self.dtype to be equal to src.dtype");
     TORCH_CHECK(x.dim() == index.dim() && x.dim() == values.dim(),
                 "Index tensor must have the same number of dimensions as self tensor");
@@ -327,8 +328,9 @@ std::optional<at::Tensor> index_reduce(const at::Tensor &x, int64_t axis, const 
 /* What each of the indices is to write, along an axis: equal ones write what the last of them has. */
 at::Tensor last_of_scatter(int64_t given_axis, const at::Tensor &index, const at::Tensor &values)
 {
+    if (!index.dim() || index.dim() != values.dim() || !index.numel()) return values;
     const int64_t axis = at::maybe_wrap_dim(given_axis, index.dim());
-    if (!index.dim() || index.dim() != values.dim() || index.size(axis) < 2 || !index.numel()) return values;
+    if (index.size(axis) < 2) return values;
     for (int64_t d = 0; d < index.dim(); d++)
         if (index.size(d) > values.size(d)) return values; /* an error of the operator's */
     const Guard guard(KEY);

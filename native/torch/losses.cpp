@@ -39,6 +39,7 @@ Maybe binary_cross_entropy_backward(const at::Tensor &g, const at::Tensor &x, co
 
 Maybe smooth_l1(const at::Tensor &x, const at::Tensor &y, int64_t reduction, double beta)
 {
+    TORCH_CHECK(beta >= 0, "smooth_l1_loss does not support negative values for beta.");
     const at::Tensor d = x.sub(y).abs();
     if (beta == 0) return reduced(d, reduction);
     return reduced(at::where(d.lt(beta), d.mul(d).mul(0.5).div(beta), d.sub(0.5 * beta)), reduction);
@@ -51,6 +52,7 @@ Maybe smooth_l1_backward(const at::Tensor &g, const at::Tensor &x, const at::Ten
 }
 Maybe huber(const at::Tensor &x, const at::Tensor &y, int64_t reduction, double delta)
 {
+    TORCH_CHECK(delta > 0, "huber_loss does not support non-positive values for delta.");
     const at::Tensor d = x.sub(y).abs();
     return reduced(at::where(d.le(delta), d.mul(d).mul(0.5), d.sub(0.5 * delta).mul(delta)), reduction);
 }
@@ -69,7 +71,9 @@ struct Margins {
 Margins margins(const at::Tensor &given, const at::Tensor &target, const at::Scalar &margin)
 {
     const at::Tensor x = given.dim() < 2 ? given.reshape({1, -1}) : given, labels = target.reshape({-1, 1});
-    TORCH_CHECK(labels.size(0) == x.size(0),
+    TORCH_CHECK(target.scalar_type() == at::kLong,
+                message("expected scalar type Long but found ", target.scalar_type()));
+    TORCH_CHECK(given.dim() <= 2 && target.dim() <= 1 && labels.size(0) == x.size(0),
                 message("multi_margin_loss: target: got ", target.sizes(), ", expected ", x.size(0), " labels"));
     const at::Tensor is_label = at::arange(x.size(1), labels.options()).eq(labels);
     const at::Tensor slack = at::rsub(x.gather(1, labels), margin).add(x).masked_fill(is_label, 0).clamp_min(0);
@@ -94,6 +98,41 @@ Maybe multi_margin_backward(const at::Tensor &g, const at::Tensor &x, const at::
     slope = at::where(m.is_label, slope.sum(1, true).neg(), slope);
     const at::Tensor above = reduction == 1 ? g.div((double)m.x.size(0)) : g;
     return slope.mul(above.reshape({-1, 1})).reshape(x.sizes());
+}
+
+/* max(0, 1 - x[label] + x[i]) of each label of a row, up to the first that is negative, and each i that is no label. */
+struct Labels {
+    at::Tensor x, at, is_label, slack; /* samples x classes, and samples x labels x classes */
+    explicit Labels(const at::Tensor &given, const at::Tensor &target)
+    {
+        TORCH_CHECK(given.dim() <= 2 && target.sizes() == given.sizes(),
+                    message("multilabel_margin_loss: target: got ", target.sizes(), ", expected ", given.sizes()));
+        TORCH_CHECK(target.scalar_type() == at::kLong,
+                    message("expected scalar type Long but found ", target.scalar_type()));
+        x = given.dim() < 2 ? given.reshape({1, -1}) : given;
+        const at::Tensor labels = target.reshape(x.sizes()), holds = labels.lt(0).cumsum(1).eq(0);
+        at = labels.masked_fill(holds.logical_not(), 0);
+        is_label = at::zeros(x.sizes(), holds.options().dtype(at::kLong)).scatter_add(1, at, holds.to(at::kLong)).gt(0);
+        const at::Tensor takes_part = holds.unsqueeze(2).logical_and(is_label.logical_not().unsqueeze(1));
+        slack = at::rsub(x.gather(1, at), 1).unsqueeze(2).add(x.unsqueeze(1)).clamp_min(0);
+        slack = at::where(takes_part, slack, scalar_zero(x));
+    }
+};
+std::optional<std::tuple<at::Tensor, at::Tensor>> multilabel_margin(const at::Tensor &x, const at::Tensor &target,
+                                                                    int64_t reduction)
+{
+    const Labels l(x, target);
+    const at::Tensor rows = l.slack.sum(at::IntArrayRef({1, 2})).div((double)l.x.size(1));
+    return std::tuple(reduced(x.dim() < 2 ? rows.reshape({}) : rows, reduction),
+                      l.is_label.to(x.scalar_type()).reshape(target.sizes()));
+}
+Maybe multilabel_margin_backward(const at::Tensor &g, const at::Tensor &x, const at::Tensor &target, int64_t reduction,
+                                 const at::Tensor &)
+{
+    const Labels l(x, target);
+    const at::Tensor slope = l.slack.gt(0).to(at::kFloat).div((double)l.x.size(1));
+    const at::Tensor above = reduction == 1 ? g.div((double)l.x.size(0)) : g;
+    return slope.sum(1).scatter_add(1, l.at, slope.sum(2).neg()).mul(above.reshape({-1, 1})).reshape(x.sizes());
 }
 
 /* ---- gates -------------------------------------------------------------------------------------------------------------- */
@@ -237,9 +276,12 @@ Maybe cdist_backward(const at::Tensor &g, const at::Tensor &x, const at::Tensor 
     });
 }
 
-/* PyTorch takes another formula from 26 rows on, so that a distance would depend on the rows beside it. */
+/* PyTorch takes another formula from 26 rows on, so that a distance would depend on the rows beside it. Its gradient of a batch
+ * under torch.func.vmap is another sample's. */
 at::Tensor cdist(const at::Tensor &x, const at::Tensor &y, double p, std::optional<int64_t> mode)
 {
+    if (is_transformed() && x.dim() > 1 && y.dim() > 1)
+        return at::linalg_vector_norm(x.unsqueeze(-2).sub(y.unsqueeze(-3)), p, at::IntArrayRef({-1}));
     constexpr int64_t BY_DIFFERENCES = 2;
     return as_without<at::_ops::cdist>(x, y, p, mode.value_or(0) == 0 && current() ? BY_DIFFERENCES : mode);
 }
@@ -277,6 +319,8 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     TLRT_KERNEL(m, huber_loss_backward, huber_backward);
     TLRT_KERNEL(m, multi_margin_loss, multi_margin);
     TLRT_KERNEL(m, multi_margin_loss_backward, multi_margin_backward);
+    TLRT_KERNEL(m, multilabel_margin_loss_forward, multilabel_margin);
+    TLRT_KERNEL(m, multilabel_margin_loss_backward, multilabel_margin_backward);
     TLRT_KERNEL(m, glu, glu);
     TLRT_KERNEL(m, glu_backward, glu_backward);
     TLRT_KERNEL(m, log_sigmoid_forward, log_sigmoid);

@@ -50,6 +50,7 @@ std::optional<Three> layer_norm(const at::Tensor &x, c10::SymIntArrayRef shape, 
                         ", expected input with shape ending in it, but got input of size ", x.sizes()));
     const int64_t cols = c10::multiply_integers(normalized),
                   rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - normalized.size()));
+    if (eps < 0) return std::nullopt;
     costs(8 * x.numel());
     const at::Tensor from = plain(wide(x)), gamma = given(weight), beta = given(bias);
     at::Tensor y = fresh(from, x.sizes()), mean = vector(x, rows), inverse = vector(x, rows);
@@ -218,6 +219,7 @@ std::optional<Three> group_norm(const at::Tensor &x, const std::optional<at::Ten
                                 const std::optional<at::Tensor> &bias, c10::SymInt n, c10::SymInt channels,
                                 c10::SymInt positions, int64_t groups, double eps)
 {
+    if (eps < 0) return std::nullopt;
     const int64_t batch = n.expect_int(), each = groups ? channels.expect_int() / groups : 0;
     costs(8 * x.numel());
     const at::Tensor from = plain(wide(x)), gamma = given(weight), beta = given(bias);
@@ -304,7 +306,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 at::Tensor front_rms_norm(const at::Tensor &x, c10::SymIntArrayRef shape, const std::optional<at::Tensor> &weight,
                           std::optional<double> eps)
 {
-    if (!is_ours({x}) || x.scalar_type() == at::kDouble || !x.numel())
+    if (!is_ours({x}) || x.scalar_type() == at::kDouble || !x.numel() || eps.value_or(0) < 0)
         return as_without<at::_ops::rms_norm>(x, shape, weight, eps);
     const at::IntArrayRef normalized = C10_AS_INTARRAYREF_SLOW(shape);
     TORCH_CHECK(!normalized.empty(), "Expected normalized_shape to be at least 1-dimensional, but got []");
@@ -319,10 +321,9 @@ at::Tensor front_rms_norm(const at::Tensor &x, c10::SymIntArrayRef shape, const 
     if (weight && weight->defined()) scale = weight->to(at::kFloat).reshape({cols});
     current()->add("rms_norm", true, 6 * x.numel());
     /* PyTorch's number where none is given, of narrow types, too */
-    return RmsNorm::apply(x.to(at::kFloat).reshape({-1, cols}), scale,
-                          eps.value_or(std::numeric_limits<float>::epsilon()))
-        .reshape(x.sizes())
-        .to(x.scalar_type());
+    const at::Tensor y = RmsNorm::apply(x.to(at::kFloat).reshape({-1, cols}), scale,
+                                        eps.value_or(std::numeric_limits<float>::epsilon()));
+    return in_format(y.reshape(x.sizes()).to(x.scalar_type()), x);
 }
 
 TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)

@@ -75,8 +75,8 @@ Pair kthvalue(Keys keys, const at::Tensor &x, c10::SymInt which, int64_t given_a
 template <class Op, bool PassOverNaN> Pair median(Keys keys, const at::Tensor &x, int64_t given_axis, bool keep)
 {
     const int64_t axis = at::maybe_wrap_dim(given_axis, x.dim());
+    const Guard guard(KEY); /* PyTorch's own form is made of the one with `out`, which has a kernel here */
     if (!is_ours(x) || !x.numel()) return Op::redispatch(after(keys), x, axis, keep);
-    const Guard guard(KEY);
     const auto [values, order] = sorted_rows(x, axis);
     const int64_t n = values.size(-1);
     const at::Tensor nans = values.isnan().sum(-1, true);

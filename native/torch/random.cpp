@@ -45,6 +45,8 @@ template <auto Entry, class... V> at::Tensor drawn(const at::Tensor &like, V... 
 
 std::optional<at::Tensor> uniform(const at::Tensor &x, double from, double to, std::optional<at::Generator> generator)
 {
+    TORCH_CHECK(from <= to,
+                message("uniform_ expects to return a [from, to) range, but found from=", from, " > to=", to));
     const at::Tensor u = drawn<torchlean_cuda_buffer_rand_uniform>(x, next_key(generator));
     return from == 0 && to == 1 ? u : u.mul(to - from).add(from);
 }

@@ -82,7 +82,8 @@ std::optional<std::tuple<at::Tensor, at::Tensor>> nll_loss(const at::Tensor &x, 
     const at::Tensor counted = target.ne(ignored.expect_int());
     at::Tensor total;
     if (weight && weight->defined())
-        total = at::where(counted, weight->index({target.masked_fill(counted.logical_not(), 0)}), 0).sum();
+        total =
+            at::where(counted, weight->index({target.to(at::kLong).masked_fill(counted.logical_not(), 0)}), 0).sum();
     else
         total = counted.sum().to(x.scalar_type());
     const at::Tensor loss = terms.sum();

@@ -106,6 +106,11 @@ std::optional<at::Tensor> mean_axes(const at::Tensor &x, at::OptionalIntArrayRef
                                     std::optional<at::ScalarType> type)
 {
     costs(x.numel());
+    TORCH_CHECK(
+        !type || at::isFloatingType(*type),
+        message("mean(): could not infer output dtype. Optional dtype must be either a floating point or complex "
+                "dtype. Got: ",
+                *type));
     const Reduction r = reduction(typed(x, type), axes);
     return sum_of(r, keep).div((double)r.count);
 }
@@ -114,31 +119,36 @@ std::optional<at::Tensor> mean_all(const at::Tensor &x, std::optional<at::Scalar
     return mean_axes(x, std::nullopt, false, type);
 }
 
+/* What is subtracted from the count; PyTorch takes a negative one, too. */
+double subtracted(const std::optional<at::Scalar> &correction) { return correction ? correction->toDouble() : 1.0; }
 at::Tensor variance(const at::Tensor &x, at::OptionalIntArrayRef axes, const std::optional<at::Scalar> &correction,
                     bool keep, uint32_t root)
 {
     costs(2 * x.numel());
-    return reduced<torchlean_cuda_buffer_var>(reduction(x, axes), keep, correction ? correction->toDouble() : 1.0,
-                                              root);
+    return reduced<torchlean_cuda_buffer_var>(reduction(x, axes), keep, subtracted(correction), root);
 }
 std::optional<at::Tensor> var(const at::Tensor &x, at::OptionalIntArrayRef axes,
                               const std::optional<at::Scalar> &correction, bool keep)
 {
+    if (subtracted(correction) < 0) return std::nullopt;
     return variance(x, axes, correction, keep, 0);
 }
 std::optional<at::Tensor> std_(const at::Tensor &x, at::OptionalIntArrayRef axes,
                                const std::optional<at::Scalar> &correction, bool keep)
 {
+    if (subtracted(correction) < 0) return std::nullopt;
     return variance(x, axes, correction, keep, 1);
 }
 std::optional<std::tuple<at::Tensor, at::Tensor>> var_mean(const at::Tensor &x, at::OptionalIntArrayRef axes,
                                                            const std::optional<at::Scalar> &correction, bool keep)
 {
+    if (subtracted(correction) < 0) return std::nullopt;
     return std::tuple(variance(x, axes, correction, keep, 0), *mean_axes(x, axes, keep, std::nullopt));
 }
 std::optional<std::tuple<at::Tensor, at::Tensor>> std_mean(const at::Tensor &x, at::OptionalIntArrayRef axes,
                                                            const std::optional<at::Scalar> &correction, bool keep)
 {
+    if (subtracted(correction) < 0) return std::nullopt;
     return std::tuple(variance(x, axes, correction, keep, 1), *mean_axes(x, axes, keep, std::nullopt));
 }
 
@@ -155,7 +165,7 @@ std::optional<at::Tensor> vector_norm(const at::Tensor &given, const at::Scalar 
     }
     if (p == 0) return sum_axes(x.ne(0).to(at::kFloat), axes, keep, std::nullopt);
     costs(2 * x.numel());
-    if (p < 1) return std::nullopt;
+    if (p < 1) return sum_of(reduction(x.abs().pow(p), axes), keep).pow(1 / p);
     return reduced<torchlean_cuda_buffer_vector_norm>(r, keep, p);
 }
 

@@ -22,7 +22,16 @@ STRIDES: dict[str, Any] = {
     "index_add of columns": lambda x: x.index_add(1, torch.tensor([0]), torch.ones(2, 1, 4)).view(-1),
     "scatter_add of a transpose": lambda x: x[0].T.scatter_add(0, torch.tensor([[0, 0, 1]]), torch.ones(1, 3)).view(-1),
     "sort of a transpose": lambda x: x[0].T.sort(0)[0].T.view(-1),
+    "attention": lambda x: attention(x[None]).view(-1),
+    "attention of heads side by side": lambda x: attention(x[None].transpose(1, 2)).transpose(1, 2).view(-1),
+    "rms norm of channels last": lambda x: F.rms_norm(last(x), (2,)).permute(0, 2, 3, 1).view(-1, 4),
+    "interpolation of one place of channels last": lambda x: F.interpolate(last(x)[:, :, :1, :1].contiguous(
+        memory_format=torch.channels_last), size=3, mode="bilinear").permute(0, 2, 3, 1).view(-1, 4),
 }  # fmt: skip
+
+
+def attention(x: Any) -> Any:
+    return F.scaled_dot_product_attention(x, x, x)
 
 
 def last(x: Any) -> Any:
@@ -35,6 +44,12 @@ def test_results_have_pytorchs_strides(case: str) -> None:
     expected = STRIDES[case](x)
     with mode.reproducible():
         assert STRIDES[case](x).shape == expected.shape
+
+
+def _filled(m: Any) -> Any:
+    for k, p in enumerate(m.requires_grad_(False).parameters()):
+        p.copy_(drawn(k, *p.shape))
+    return m
 
 
 DOORS: dict[str, Any] = {
@@ -54,6 +69,20 @@ DOORS: dict[str, Any] = {
     "nested": lambda x: torch.nested.to_padded_tensor(F.relu(torch.nested.nested_tensor([x, x[:2]])), 0.0),
     "powers of mixed types": lambda x: x.abs().pow(torch.tensor([1, 2, 3])) + x.abs().double() ** x.abs(),
     "powers of whole numbers": lambda x: torch.tensor([1, 2, 3]) ** x + torch.tensor([2, 3, 4]) ** 2,
+    "sums into integers": lambda x: sum(
+        f(2 * x, 0, out=torch.empty(x.shape[1:] if f is torch.sum else x.shape, dtype=torch.long)).double()
+        for f in (torch.sum, torch.cumsum, torch.cumprod)),
+    "a median of nothing": lambda x: x[:0].view(0, 3, 3).median(1)[0] + x[:0].view(0, 3, 3).nanmedian(1)[0],
+    "a negative correction": lambda x: x.var(0, correction=-1) + x.std(0, correction=-2) + torch.std_mean(x, correction=-1)[0],
+    "a negative eps": lambda x: sum(
+        f(9 * x, (3,), eps=-0.01) for f in (F.layer_norm, F.rms_norm)) + F.group_norm(9 * x, 1, eps=-0.01),
+    "hypotenuses of infinity": lambda x: torch.hypot(torch.tensor([torch.inf, -torch.inf, 3]), torch.tensor([torch.nan, 1, 4])),
+    "logit whose bounds cross": lambda x: torch.logit(x.sigmoid(), 0.6),
+    "rms norm of the negative bit": lambda x: F.rms_norm(torch._neg_view(x), (3,)),
+    "batch norm of the negative bit": lambda x: F.batch_norm(torch._neg_view(x), None, None, x[0], x[1], training=True),
+    "an LSTM of the negative bit": lambda x: _filled(nn.LSTM(3, 2))(torch._neg_view(x))[0],
+    "attention of an imaginary part": lambda x: attention(torch.complex(x, x).conj().imag[None]),
+    "counts of nothing": lambda x: torch.bincount(torch.zeros(0, dtype=torch.long), x[0, :0], 3),
     "atan2 of mixed types": lambda x: torch.atan2(x, torch.tensor([1, 2, 3])) + torch.atan2(x.double(), x),
 }  # fmt: skip
 
@@ -67,6 +96,49 @@ def test_what_runs_outside_runs_inside(case: str) -> None:
         found = DOORS[case](x)
     assert found.dtype == expected.dtype and found.shape == expected.shape
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_labels_of_uint8(reduction: str, weighted: bool) -> None:
+    """They are labels, not a mask: of as many samples as classes, too."""
+    for seed, n in ((1, 3), (2, 5)):
+        x = drawn(seed, n, 3).requires_grad_()
+        labels = torch.randint(3, (n,), generator=torch.Generator().manual_seed(seed))
+        chosen = {"weight": drawn(seed + 1, 3).abs()} if weighted else {}
+        for ignored in (-100, 1):
+            results = []
+            for kind in (torch.int64, torch.uint8):
+                with mode.reproducible(strict=True):
+                    y = F.cross_entropy(x, labels.to(kind), reduction=reduction, ignore_index=ignored, **chosen)
+                    results.append((y, torch.autograd.grad(y.sum(), x)[0]))
+            for mine, theirs in zip(*results, strict=True):
+                assert torch.equal(mine, theirs) or (mine.isnan().all() and theirs.isnan().all())
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, float("inf")])
+def test_transforms_of_attention_and_distances(p: float) -> None:
+    """PyTorch's own gradient of cdist under vmap is another sample's."""
+
+    def distances(a: Any) -> Any:
+        return torch.cdist(a, a + 0.5, p)
+
+    x = drawn(1, 2, 1, 1, 3, 4)
+    one, each = x[0, 0, 0], x[:, 0, 0]
+    with mode.reproducible(strict=True):
+        assert torch.allclose(torch.func.vmap(attention)(x), attention(x[:, 0])[:, None], 1e-5, 1e-6)
+        rows = torch.autograd.functional.jacobian(distances, one)
+        assert torch.allclose(torch.func.jacrev(distances)(one), rows, 1e-5, 1e-6)
+        assert torch.allclose(torch.func.vmap(distances)(each), distances(each), 1e-5, 1e-6)
+
+
+def test_strict_takes_operators_of_nothing() -> None:
+    x = drawn(1, 2, 3, 4, 5)[:0]
+    with mode.reproducible(strict=True) as report:
+        for y in (F.interpolate(x, size=(3, 3), mode="bilinear"), F.adaptive_avg_pool2d(x, (2, 3)), x.double().cumsum(1),
+                  F.grid_sample(x, torch.zeros(0, 2, 2, 2)), torch.lgamma(x)):  # fmt: skip
+            assert not y.numel()
+    assert report.left == ()
 
 
 def test_models_are_exported_in_the_block() -> None:
@@ -225,6 +297,16 @@ REFUSED: dict[str, Any] = {
     "an input larger than a batch": lambda x: torch.baddbmm(torch.ones(2, 4, 4), x[None], x[None]),
     "a matrix beside a vector": lambda x: torch.addmv(torch.ones(4, 4), x, x[0]),
     "float32 into integers": lambda x: torch.exp(x, out=torch.empty(4, 4, dtype=torch.int32)),
+    "indices of uint8": lambda x: x.scatter_add(0, torch.zeros(1, 4, dtype=torch.uint8), x),
+    "an index without axes": lambda x: x.scatter(1, torch.tensor(1), torch.ones(())),
+    "gelu by another way": lambda x: F.gelu(x, approximate="sigmoid"),
+    "a range that ends before it begins": lambda x: x.uniform_(2, 1),
+    "a mean of integers": lambda x: x.mean(dtype=torch.long),
+    "Huber without a bound": lambda x: F.huber_loss(x, -x, delta=0.0),
+    "a negative bound": lambda x: F.smooth_l1_loss(x, -x, beta=-1.0),
+    "labels of int32": lambda x: F.multi_margin_loss(x, torch.zeros(4, dtype=torch.int32)),
+    "labels of two axes": lambda x: F.multi_margin_loss(x, torch.zeros(2, 2, dtype=torch.long)),
+    "lists of labels of another shape": lambda x: F.multilabel_margin_loss(x, torch.zeros(4, 3, dtype=torch.long)),
     "a norm of no axes": lambda x: torch.native_layer_norm(x, [], None, None, 1e-5),
 }
 

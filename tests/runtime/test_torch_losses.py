@@ -27,6 +27,16 @@ def unit(x: Any) -> Any:
 
 
 LABELS = torch.tensor([0, 5, 2, 2, 1, 3])
+LISTS = torch.tensor(
+    [
+        [1, 3, -1, 2, 2, 0],
+        [-1, 0, 1, 2, 3, 4],
+        [0, 1, 2, 3, 4, 5],
+        [2, 2, -1, 0, 0, 0],
+        [5, -1, -1, -1, -1, -1],
+        [4, 0, 3, 1, 2, -1],
+    ]
+)
 SIGNS = torch.tensor([1, -1, 1, 1, -1, 1])
 #: of a matrix x of 6 by 6 and another y of its type
 CASES: dict[str, Any] = {
@@ -48,6 +58,10 @@ CASES: dict[str, Any] = {
     "margin ranking": lambda x, y: F.margin_ranking_loss(x[0], x[1], SIGNS.to(x), margin=0.2),
     "multi margin": lambda x, y: F.multi_margin_loss(x, LABELS.to(x.device), weight=y[0].abs(), margin=0.8),
     "multi margin, squares": lambda x, y: F.multi_margin_loss(x, LABELS.to(x.device), p=2, reduction="none"),
+    "multi-label margin": lambda x, y: F.multilabel_margin_loss(x, LISTS.to(x.device)),
+    "multi-label margin of each": lambda x, y: F.multilabel_margin_loss(x * 3, LISTS.to(x.device), reduction="none"),
+    "multi-label margin of one": lambda x, y: F.multilabel_margin_loss(x[0], LISTS[1].to(x.device), reduction="sum"),
+    "norms of any order": lambda x, y: sum(torch.linalg.vector_norm(x, p, dim=1) for p in (0.5, -1.0, -0.7, 2.5)),
     "multi-label soft margin": lambda x, y: F.multilabel_soft_margin_loss(x, (y > 0).to(x)),
     "triplet": lambda x, y: F.triplet_margin_loss(x, y, y.flip(0)),
     "cosine similarity": lambda x, y: F.cosine_similarity(x, y),
@@ -101,6 +115,9 @@ ONCE = {
     "pdist, p = 1",
     "multi margin",
     "multi margin, squares",
+    "multi-label margin",
+    "multi-label margin of each",
+    "multi-label margin of one",
 }
 
 

@@ -125,8 +125,10 @@ def _kernel(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
                 _note(operator, True, _work(found))
                 types = kinds if theirs is None else {x.dtype for x in tensors_of(_listed(theirs))} & _COMPUTED
                 return _rounded(found, types.pop()) if len(types) == 1 and "dtype" not in kwargs else found
-        _note(operator, False, sum(x.numel() for x in tensors))
-        return original(operator, args, kwargs) if theirs is None else theirs
+        found = original(operator, args, kwargs) if theirs is None else theirs
+        if _work(found):  # of nothing nothing is computed
+            _note(operator, False, sum(x.numel() for x in tensors))
+        return found
 
     return kernel
 
@@ -138,19 +140,27 @@ def _listed(values: Any) -> Any:
     return values if isinstance(values, (list, tuple)) else (values,)
 
 
+def _is_real(x: Any) -> bool:
+    return bool(x.is_floating_point() or x.is_complex())
+
+
 def _writing(operator: Any, twin: Any) -> Callable[..., Any]:
     """The kernel of an operator that writes into a given tensor, by its twin that makes a new one. PyTorch runs
     before: it resizes the target, and refuses one of another type or device, or one that lies over an operand."""
     outs = [a.name for a in operator._schema.arguments if a.is_out]
     draws = torch.Tag.nondeterministic_seeded in operator.tags
+    has_type = any(a.name == "dtype" for a in operator._schema.arguments)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensors = list(tensors_of((*args, *kwargs.values())))
         if _is_foreign(tensors):
             return original(operator, args, kwargs)
         targets = [kwargs[n] for n in outs] or [args[0]]
+        given = {n: v for n, v in kwargs.items() if n not in outs}
+        if outs and has_type and given.get("dtype") is None and not _is_real(targets[0]):
+            given["dtype"] = targets[0].dtype  # a sum into integers is one of integers
         with _without_autocast():
-            found = _listed(twin(*args, **{n: v for n, v in kwargs.items() if n not in outs}))
+            found = _listed(twin(*args, **given))
         if (outs and not draws) or not targets[0].is_floating_point():
             lent = {x.data_ptr() for x in tensors}
             found = [x.clone() if x.data_ptr() in lent else x for x in found]

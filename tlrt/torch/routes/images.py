@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._prims_common import suggest_memory_format
 
 from tlrt.torch.routes.base import aten, original, route
 from tlrt.torch.routes.scatters import add_along, positions
@@ -108,10 +109,7 @@ def _resize_backward(g: Any, axis: int, place: Any, w: Any, n: int) -> Any:
 
 
 def _formatted(y: Any, like: Any) -> Any:
-    channels_last = (
-        like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous()
-    )
-    return y.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    return y.contiguous(memory_format=suggest_memory_format(like))
 
 
 def _check(x: Any, out: Sequence[int]) -> None:
