@@ -55,7 +55,7 @@ PLANTED = 16
 #: seconds of the processor for the search of a smaller case
 SHRINK_SECONDS = 15.0
 #: seconds of a case with a long axis, by which the same with a longer one would take very long, as in an interpreter
-SLOW_SECONDS = 3.0
+SLOW_SECONDS = 1.0
 #: calls that end the kernel's process, after which a check ends
 CRASHES = 3
 
@@ -71,6 +71,8 @@ class Check:
         self.format, self.out, self.model, self.arguments = fmt, out, model, arguments
         self.report, self.repeat, self.contract = report, repeat, contract or Contract()
         self.trials: list[Trial] = []
+        #: seconds that the reference took for the last case
+        self.cost = 0.0
         #: for each call, what the outputs hold that it writes: NaN, or numbers, which it may take for a sum that it has begun
         self.seeds = (seed if seed % 2 else None for seed in itertools.count())
         self.garbage: int | None = None
@@ -196,6 +198,7 @@ class Check:
         trial, kernel = self.trial(altered.laid(case, layout))
         row = self._row(case)
         found = list(self.problems(trial, kernel, row, layout=layout))
+        self.cost = trial.cost
         if found and found[0][0] == UNSUPPORTED:
             self.report.unsupported += 1
             if not self.contract.leaves_out(case):
@@ -535,8 +538,9 @@ def check(
             if judge.ended:
                 report.notes.append(f"{which}: ended after {i} of {len(drawn)} cases, as the kernel's process did")
                 break
-            if slowest > SLOW_SECONDS and is_long(each, 2**16):
-                note = f"lengths beyond 65,536 were not tried, as a case took {slowest:.1f} s"
+            beyond = next((n for n in (2**17, 2**16) if is_long(each, n)), 0)
+            if beyond and slowest > SLOW_SECONDS / (2 if beyond > 2**16 else 1):
+                note = f"lengths beyond {beyond:,} were not tried, as a case took {slowest:.1f} s"
                 report.notes += [note] if note not in report.notes else []
                 continue
             begun = time.perf_counter()
@@ -546,7 +550,8 @@ def check(
                 repetition.ties(judge, each)
             if each.size in ("medium", "large"):
                 repetition.stays(judge, each)
-            slowest = max(slowest, time.perf_counter() - begun) if each.size == "shrunk" else slowest
+            took = max(time.perf_counter() - begun, judge.cost)
+            slowest = max(slowest, took) if each.size == "shrunk" else slowest
             seldom = each.size in ("large", SHAPE) or not all(each.dims.values())
             if others and untried and not seldom and is_wide(each):
                 for way in untried:

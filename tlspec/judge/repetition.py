@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Protocol
 
 import numpy as np
@@ -86,33 +86,42 @@ def same(a: Bits, b: Bits) -> bool:
     return all(np.array_equal(x.ravel(), y.ravel()) for x, y in zip(a, b, strict=True))
 
 
+def told(function: Callable[[Judge, Case], None]) -> Callable[[Judge, Case], None]:
+    """The function; a call that fails in it is a finding, and what the kernel does not support ends it."""
+
+    @wraps(function)
+    def run(check: Judge, case: Case) -> None:
+        try:
+            function(check, check.in_format(case))
+        except NotImplementedError:
+            return
+        except Failure as failure:
+            check.add(failure, case)
+
+    return run
+
+
+@told
 def repeats(check: Judge, case: Case) -> None:
     """Whether the same call gives the same bits again, and leaves an earlier result alone; and whether calls with other
     numbers, and with a few other numbers, in arrays of the same shapes have results of their own."""
-    case = check.in_format(case)
     texts = []
-    try:
+    first, arguments = _held(check, case)
+    for key, other in _others(case):
+        found = _wrong_value(check, other, shared=key == SHARED)
+        kept.weigh(check.in_format(other))
+        if not found:
+            continue
+        said = f"from {key}: {found}"
+        if key != SHARED and _is_stale(check, first, other, parameters=key == PARAMETERS):
+            texts.append(said)
+        elif not any(f.kind == "value" for f in check.report.findings):
+            check.report.findings.append(Finding("value", said, check.line(case)))
         first, arguments = _held(check, case)
-        for key, other in _others(case):
-            found = _wrong_value(check, other, shared=key == SHARED)
-            kept.weigh(check.in_format(other))
-            if not found:
-                continue
-            said = f"from {key}: {found}"
-            if key != SHARED and _is_stale(check, first, other, parameters=key == PARAMETERS):
-                texts.append(said)
-            elif not any(f.kind == "value" for f in check.report.findings):
-                check.report.findings.append(Finding("value", said, check.line(case)))
-            first, arguments = _held(check, case)
-        shapes = [x.shape for x in (*first, *arguments)]
-        later = bits_of(check.function.held(shapes))
-        again = check.bits(case)
-        wrong = _wrong_value(check, case)
-    except NotImplementedError:
-        return
-    except Failure as failure:
-        check.add(failure, case)
-        return
+    shapes = [x.shape for x in (*first, *arguments)]
+    later = bits_of(check.function.held(shapes))
+    again = check.bits(case)
+    wrong = _wrong_value(check, case)
     if not same(first, later[: len(first)]):
         texts.append("a later call changed an earlier result")
     elif not same(arguments, later[len(first) :]):
@@ -171,18 +180,12 @@ def ties(check: Judge, case: Case) -> None:
         check.report.findings.append(Finding("value", f"from {TIES}: {found}", check.line(case)))
 
 
+@told
 def stays(check: Judge, case: Case) -> None:
     """Whether a result stays as it is in a later call with arrays of its shapes, which may share memory from a size on."""
-    case = check.in_format(case)
-    try:
-        first, _ = _held(check, case)
-        check.called(kept.derived(case, next(iter(OTHERS)), partial(altered.halved, case)))
-        later = bits_of(check.function.held([x.shape for x in first]))
-    except NotImplementedError:
-        return
-    except Failure as failure:
-        check.add(failure, case)
-        return
+    first, _ = _held(check, case)
+    check.called(kept.derived(case, next(iter(OTHERS)), partial(altered.halved, case)))
+    later = bits_of(check.function.held([x.shape for x in first]))
     if not same(first, later) and all(f.kind != "stale" for f in check.report.findings):
         check.report.findings.append(Finding("stale", "a later call changed an earlier result", check.line(case)))
 
@@ -273,8 +276,11 @@ def _in_another_process(check: Judge, cases: Sequence[tuple[str, Trial, Kernel]]
 def is_steady(check: Judge, case: Case) -> bool:
     """Whether repeated calls of a case give the same bits."""
     case = check.in_format(case)
-    first = check.bits(case)
-    return all(same(first, check.bits(case)) for _ in range(TURNS))
+    try:
+        first = check.bits(case)
+        return all(same(first, check.bits(case)) for _ in range(TURNS))
+    except (Failure, NotImplementedError):
+        return False
 
 
 def wavers(check: Judge) -> None:
@@ -339,22 +345,16 @@ def _repeats_in_any_order(trial: Trial) -> bool:
         return False
 
 
+@told
 def batches(check: Judge, case: Case) -> None:
     """Whether a part of the batch has the bits alone that it has in the whole, and the same whatever the rest holds."""
-    case = check.in_format(case)
     independent = independent_dimensions(case.op, case.which)
     dim = next((d for d in independent if d == ELEMENTS or case.values[d] > 1), None)
     if dim is None:
         return
     n = case.shape(case.signature.outputs[0])[0] if dim == ELEMENTS else case.values[dim]
     others = case if case.data in SPECIAL else altered.beside(case, dim, n // 2)
-    try:
-        whole, part, beside = (check.bits(c) for c in (case, part_of(case, dim, n // 2, n), others))
-    except NotImplementedError:
-        return
-    except Failure as failure:
-        check.add(failure, case)
-        return
+    whole, part, beside = (check.bits(c) for c in (case, part_of(case, dim, n // 2, n), others))
     for i, array in enumerate(case.signature.outputs):
         axis = array.dims.index(dim)
 

@@ -71,9 +71,16 @@ class Trial:
         if self.kept is None:
             return make()
         if key not in self.kept:
+            start = time.perf_counter()
             self.kept[key] = make()
+            self.kept["cost"] = self.cost + time.perf_counter() - start
         found: Expected = self.kept[key]
         return found
+
+    @property
+    def cost(self) -> float:
+        """The seconds that the reference took, here or in an earlier check."""
+        return 0.0 if self.kept is None else float(self.kept.get("cost", 0.0))
 
     @property
     def tracked(self) -> bool:
