@@ -23,8 +23,7 @@ from unittest import mock
 import numpy as np
 
 import tlrt
-import tlrt.onnx
-from bench import onnx_standard
+from bench import onnx_nodes, onnx_standard
 from bench.onnx_draws import DRAWN, Drawn, draw
 from tlrt import spec
 from tlrt.errors import UnavailableError
@@ -64,24 +63,14 @@ def _feeds(case: Drawn, is_wide: bool = False) -> dict[str, Array]:
             for n, x in zip(NAMES, case.operands) if x is not None}  # fmt: skip
 
 
-def run_on_tlrt(case: Drawn, device: str) -> list[Array]:
-    """The results of tlrt on a device. Raises UnavailableError for what load refuses."""
+def _run_on_tlrt(case: Drawn, device: str) -> list[Array]:
     with tlrt.Session(device) as session, session.no_grad():
-        found = tlrt.onnx.load(_model(case)).bind(session)(**_feeds(case))
-        found = found if isinstance(found, tuple) else (found,)
-        return [np.asarray(f if isinstance(f, np.ndarray) else f.numpy()) for f in found]
+        return onnx_nodes.run_on_tlrt(_model(case), list(_feeds(case).values()), session)
 
 
 def _run_on_reference(case: Drawn, is_wide: bool = False) -> list[Array]:
     evaluator = import_module("onnx.reference").ReferenceEvaluator(_model(case, is_wide))
     return [np.asarray(v) for v in evaluator.run(None, _feeds(case, is_wide))]
-
-
-def _run_on_onnxruntime(case: Drawn) -> list[Array]:
-    runtime = import_module("onnxruntime")
-    runtime.set_default_logger_severity(4)
-    session = runtime.InferenceSession(_model(case).SerializeToString(), providers=["CPUExecutionProvider"])
-    return [np.asarray(v) for v in session.run(None, _feeds(case))]
 
 
 def _standard(case: Drawn) -> list[Array]:
@@ -110,12 +99,10 @@ def _moved_results(seed: int) -> Iterator[None]:
         if any(a.kind == "index" for a in row.signature.outputs):  # places, which are right or wrong
             return outputs
         with np.errstate(all="ignore"):
-            is_exact = bound.kind == "exact"
-            tolerances = (
-                [spacing(o) / 2 for o in outputs]
-                if is_exact
-                else bound.tolerance(self.reference, outputs, inputs, values)
-            )
+            if bound.kind == "exact":
+                tolerances = [spacing(o) / 2 for o in outputs]
+            else:
+                tolerances = bound.tolerance(self.reference, outputs, inputs, values)
         moves = [np.where(np.isfinite(t), t * rng.standard_normal(o.shape), 0.0) for o, t in zip(outputs, tolerances)]
         return [
             o + np.where((t > 2.0**-126) | (t < np.abs(o) / 8), move, np.sign(o) * np.abs(move))
@@ -133,11 +120,11 @@ def _moved_results(seed: int) -> Iterator[None]:
 
 def _allowances(case: Drawn) -> list[Array]:
     """How far each element of each result may be from what is right."""
-    exact = run_on_tlrt(case, "spec")
+    exact = _run_on_tlrt(case, "spec")
     squares = [np.zeros(e.shape) for e in exact]
     for seed in range(RUNS):
         with _moved_results(seed):
-            for total, moved, e in zip(squares, run_on_tlrt(case, "spec"), exact):
+            for total, moved, e in zip(squares, _run_on_tlrt(case, "spec"), exact):
                 if e.dtype.kind == "f" and moved.shape == e.shape:
                     total += np.nan_to_num(moved.astype(np.float64) - e, posinf=0, neginf=0) ** 2
     least = [np.maximum(np.spacing(np.abs(np.nan_to_num(e).astype(np.float32))), 2.0**-149) for e in exact]
@@ -154,9 +141,8 @@ def _difference(got: list[Array], right: list[Array], allowed: list[Array]) -> s
         if r.dtype.kind != "f":
             wrong = g != r
         else:
-            a = (
-                a if a.shape == r.shape else np.zeros(r.shape)
-            )  # tlrt has another shape, which is a difference of its own
+            # of another shape on tlrt, which is a difference of its own, nothing is allowed
+            a = a if a.shape == r.shape else np.zeros(r.shape)
             with np.errstate(all="ignore"):
                 near = np.abs(g.astype(np.float64) - r) <= a
                 edge = np.isinf(g) & (np.abs(r) + a >= np.finfo(np.float32).max) & (np.sign(g) == np.sign(r))
@@ -188,14 +174,17 @@ def campaign(count: int, seed: int = 0, ops: Sequence[str] = ()) -> dict[str, An
 def _try_node(found: dict[str, Any], case: Drawn, name: str) -> None:
     found["nodes"] += 1
     try:
-        results = {"tlrt": run_on_tlrt(case, "cpu")}
+        results = {"tlrt": _run_on_tlrt(case, "cpu")}
     except UnavailableError as error:
         found["refused"][f"{name}: {error}"] += 1
         return
     allowed = _allowances(case)
     for other in OTHERS[: 1 + (find_spec("onnxruntime") is not None)]:
         try:
-            results[other] = (_run_on_reference if other == OTHERS[0] else _run_on_onnxruntime)(case)
+            if other == OTHERS[0]:
+                results[other] = _run_on_reference(case)
+            else:
+                results[other] = onnx_nodes.run_on_onnxruntime(_model(case), list(_feeds(case).values()))
         except Exception:  # what it does not implement raises errors of many types
             found["differences"][other, case.op, "no result"] += 1
     try:

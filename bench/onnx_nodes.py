@@ -112,20 +112,30 @@ def judge_model(case: Case, session: tlrt.Session) -> str:
             model = import_module("onnx.version_converter").convert_version(model, OPSET)
         except RuntimeError as error:
             raise NotExpressible(f"the package cannot convert it: {str(error).splitlines()[0][:80]}") from None
+    return compare(case, run_on_tlrt(model, case.operands, session))
+
+
+def run_on_tlrt(model: Any, operands: Sequence[np.ndarray], session: tlrt.Session) -> list[np.ndarray]:
+    """The results of a model on a session. Raises UnavailableError for what load refuses."""
     bound = tlrt.onnx.load(model).bind(session)
-    found = bound(*case.operands[: len(bound.model.inputs)])
+    found = bound(*operands[: len(bound.model.inputs)])
     outputs = found if isinstance(found, tuple) else (found,)
-    return compare(case, [np.asarray(o if isinstance(o, np.ndarray) else o.numpy()) for o in outputs])
+    return [np.asarray(o if isinstance(o, np.ndarray) else o.numpy()) for o in outputs]
 
 
-def run_on_onnxruntime(case: Case) -> bool:
-    """Whether onnxruntime's CPU provider passes a test."""
+def run_on_onnxruntime(model: Any, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The results of a model on onnxruntime's CPU provider."""
     runtime = import_module("onnxruntime")
     runtime.set_default_logger_severity(4)
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = {i.name: x for i, x in zip(session.get_inputs(), operands, strict=False)}
+    return [np.asarray(o) for o in session.run(None, feeds)]
+
+
+def passes_on_onnxruntime(case: Case) -> bool:
+    """Whether onnxruntime passes a test."""
     try:
-        session = runtime.InferenceSession(case.model.SerializeToString(), providers=["CPUExecutionProvider"])
-        feeds = {i.name: x for i, x in zip(session.get_inputs(), case.operands, strict=False)}
-        return compare(case, [np.asarray(o) for o in session.run(None, feeds)]) == "passed"
+        return compare(case, run_on_onnxruntime(case.model, case.operands)) == "passed"
     except Exception:  # it refuses a model by exceptions of many types
         return False
 
@@ -150,7 +160,7 @@ def campaign(cases: Iterator[Case], device: str, is_model: bool = False, runtime
         for case in cases:
             row, (kind, why) = rows[case.op], verdict(case, session, is_model)
             row[kind] += 1
-            row["onnxruntime"] += runtime and run_on_onnxruntime(case)
+            row["onnxruntime"] += runtime and passes_on_onnxruntime(case)
             if kind == "failed":
                 row["failures"].append(f"{case.name}: {why}")
             elif kind == "not expressible":

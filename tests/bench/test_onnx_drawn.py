@@ -32,13 +32,13 @@ def test_drawn_nodes_give_what_the_standard_says(op: str) -> None:
 @pytest.mark.parametrize("op", ["Add", "Sinh", "MatMul", "Resize", "LSTM", "ReduceMean", "Cast", "Gather"])
 def test_a_wrong_result_is_told(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part in 10^5 more, or 1 for integers, is outside of what rounding may do."""
-    right = onnx_drawn.run_on_tlrt
+    right = onnx_drawn._run_on_tlrt
 
     def wrong(case: object, device: str) -> list[object]:
         found = right(case, device)  # type: ignore[arg-type]
         return found if device == "spec" else [f * 1.00001 if f.dtype.kind == "f" else f ^ 1 for f in found]
 
-    monkeypatch.setattr(onnx_drawn, "run_on_tlrt", wrong)
+    monkeypatch.setattr(onnx_drawn, "_run_on_tlrt", wrong)
     assert any(u.startswith("tlrt") for u in onnx_drawn.campaign(4, 22, [op])["unexplained"])
 
 

@@ -64,9 +64,8 @@ def _as_array(row: Op, name: str, kind: str, x: Any) -> Any:
         cast = array.astype(np.uint32)
         return jnp.asarray(xp.where(functools.reduce(xp.logical_or, outside), _NOWHERE, cast) if outside else cast)
     array = jnp.asarray(x)
-    if array.weak_type and jnp.issubdtype(
-        array.dtype, jnp.floating
-    ):  # a number of Python, which takes a type from others
+    # a number of Python takes a type from others
+    if array.weak_type and jnp.issubdtype(array.dtype, jnp.floating):
         array = array.astype(jnp.float32)
     if array.dtype != jnp.float32:
         raise refusal(ArgumentTypeError, f"tlrt.jax.{row.name}", name, str(array.dtype), "float32")

@@ -41,9 +41,10 @@ WAVERS, ALIGNED = 64, 64
 #: data classes in which what else stands in an array may choose how an element is computed
 SPECIAL = ("special", "wide", "huge")
 TIES = "numbers of which many are equal"
+HALVED = "other numbers in arrays of these shapes"
 #: what is said of further calls with arrays of the same shapes
 OTHERS: dict[str, Callable[[Case], Case]] = {
-    "other numbers in arrays of these shapes": altered.halved, "a few other numbers in arrays of these shapes": altered.touched,
+    HALVED: altered.halved, "a few other numbers in arrays of these shapes": altered.touched,
     "the same numbers in another order": altered.permuted,
 }  # fmt: skip
 #: and of normal numbers besides
@@ -184,7 +185,7 @@ def ties(check: Judge, case: Case) -> None:
 def stays(check: Judge, case: Case) -> None:
     """Whether a result stays as it is in a later call with arrays of its shapes, which may share memory from a size on."""
     first, _ = _held(check, case)
-    check.called(kept.derived(case, next(iter(OTHERS)), partial(altered.halved, case)))
+    check.called(kept.derived(case, HALVED, partial(altered.halved, case)))
     later = bits_of(check.function.held([x.shape for x in first]))
     if not same(first, later) and all(f.kind != "stale" for f in check.report.findings):
         check.report.findings.append(Finding("stale", "a later call changed an earlier result", check.line(case)))

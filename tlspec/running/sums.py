@@ -288,8 +288,8 @@ def transform(name: str) -> Callable[..., ErrorArray]:
         used = np.take(np.abs(v) + d, range(min(v.shape[axis], length)), axis)
         brought = np.take(d, range(min(v.shape[axis], length)), axis)
         both = 2.0 if name == "irfft" else 1.0  # a bin stands for its conjugate, too
-        divided = {"ortho": length**0.5, "forward": 1 if name.startswith("i") else length}
-        scale = both / divided.get(norm, length if name.startswith("i") else 1)
+        is_divided = name.startswith("i") == (norm != "forward")
+        scale = both / (length**0.5 if norm == "ortho" else length if is_divided else 1)
         h = 12 * max(1, math.ceil(math.log2(max(length, 2)))) + 12
         reach = used.sum(axis=axis, keepdims=True) * scale
         error = brought.sum(axis=axis, keepdims=True) * scale + float(factor(h)) * m.unit * reach + length * m.tiny
