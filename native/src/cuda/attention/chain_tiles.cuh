@@ -141,11 +141,19 @@ __device__ __forceinline__ void copy_rows(float *to, const float *x, int64_t fir
                                           const Walk &walk)
 {
     if (width <= 0) return;
+    constexpr int UNITS = C::DP / 4, STEP = C::THREADS / UNITS;
     const int rows = n - first < COUNT ? (int)(n - first) : COUNT;
-    if (walk.wide)
-        copy_units<C, COUNT, 4>(to, x + first * walk.pitch, rows, walk);
-    else
-        copy_units<C, COUNT, 1>(to, x + first * walk.pitch, rows, walk);
+    const float *const from = x + first * walk.pitch;
+    if (STEP <= COUNT && walk.wide && width == C::DP && rows == COUNT) { /* nearly always */
+        const int row = (int)threadIdx.x / UNITS, column = (int)threadIdx.x % UNITS * 4;
+        const float *const own = from + row * walk.pitch + column;
+        TL_UNROLL_FOR (int r = 0; r < COUNT; r += STEP)
+            tl_copy_async<16>(to + (row + r) * C::LD + column, own + r * walk.pitch, true);
+    } else if (walk.wide) {
+        copy_units<C, COUNT, 4>(to, from, rows, walk);
+    } else {
+        copy_units<C, COUNT, 1>(to, from, rows, walk);
+    }
 }
 
 /* Clears what lies between the ends of `count` rows and the next multiple of 4 elements, which is multiplied too. */
@@ -401,12 +409,17 @@ template <class C> struct Softmax {
                     const float other = __shfl_xor_sync(0xffffffffu, most, offset);
                     most = other > most ? other : most;
                 }
-                if (__any_sync(0xffffffffu, most != top[m][h])) {
+                /* MANY has no registers for a reference meanwhile */
+                const bool moved = C::MANY ? most != top[m][h]
+                                           : tl_weight_reference(most) != tl_weight_reference(top[m][h]);
+                if (__any_sync(0xffffffffu, moved)) {
                     const double factor = tl_weight_rescale(top[m][h], most);
                     TL_UNROLL_FOR (int n = 0; n < C::N; n++)
                         TL_UNROLL_FOR (int e = 0; e < 2; e++)
                             sums[m][n][2 * h + e] *= factor;
                     sum[m][h] *= factor;
+                    top[m][h] = most;
+                } else if (!C::MANY) {
                     top[m][h] = most;
                 }
                 const double reference = tl_weight_reference(most);
@@ -460,7 +473,8 @@ struct Span {
             first = 0, end = a.keys;
             return;
         }
-        const int64_t at = i - divide(i, a.queries) * a.queries, behind = count - (a.queries - at);
+        const int64_t head = i < a.queries ? 0 : divide(i, a.queries), at = i - head * a.queries;
+        const int64_t behind = count - (a.queries - at);
         add(a, at, behind > 0 ? a.queries : at + count);
         if (behind > 0) add(a, 0, behind < a.queries ? behind : a.queries);
     }

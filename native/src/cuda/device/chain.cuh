@@ -402,11 +402,15 @@ using tl_chain_narrow = tl_chain_tile<64, 32, 2, 1, 4>;
 using tl_chain_flat = tl_chain_tile<32, 64, 1, 2, 4>;
 /* Few rows: what counts is how much of B is on its way. */
 using tl_chain_few_rows = tl_chain_tile<16, 64, 1, 4, 2, 64, 5, 8>;
-/* Few columns, too: of the tile above most copies would be of what is not there, and its blocks leave room for fewer. */
+/* Few columns, too: of the tile above most copies would be of what is not there, and its blocks leave room for fewer. Also products of
+ * which a multiprocessor gets at most TL_CHAIN_FEW_BLOCKS such blocks: larger tiles have too few copies on their way there. */
 using tl_chain_few = tl_chain_tile<16, 16, 1, 2, 4, 64, 5, 8>;
-/* Few rows, and so few columns that all blocks run at once: what counts is the latency of one chain. Tensor cores add eight terms
- * in some 44 clocks; meanwhile a warp widens those of eight rows and eight columns, in 32. */
+constexpr int64_t TL_CHAIN_FEW_BLOCKS = 3;
+/* So few results that all blocks run at once: what counts is the latency of one chain. Tensor cores add eight terms in some 44 clocks;
+ * meanwhile a warp widens those of eight rows and eight columns, in 32. */
 using tl_chain_thin = tl_chain_tile<8, 16, 1, 2, 4, 64, 5, 8>;
+/* Clocks of a term on both, on an H200. */
+constexpr double TL_CHAIN_FEW_CLOCKS = 15.0, TL_CHAIN_THIN_CLOCKS = 8.0;
 
 /* `batch` products (m, n) x (n, p), none of them empty; `length` of a segment: 0 for that of formula/chain.h, which reproducible
  * contexts take, or TL_CHAIN_FREE for what takes the least time. */
@@ -446,6 +450,9 @@ static int32_t tl_chain_launch(tl_context *ctx, const char *name, const P &probl
                            tl_fastdiv((uint64_t)(x.m * x.p)), tl_fastdiv((uint64_t)x.p), args.segments, total);
 }
 
+/* Multiplications of a multiprocessor in the clocks of tl_chain_clocks. */
+constexpr double TL_CHAIN_MULTIPLICATIONS = 2048.0;
+
 /* Clocks of a warp on tiles T for each product of 16 x 8 x 4, of 2048 multiplications: 16 and the instruction, if nothing else takes
  * time. An element of a fragment is read by one instruction, and widened in 8 clocks, half of which pass while tensor cores multiply
  * (large tiles take that on an H200; tiny ones widen an element for each half of a product). A step takes 16 instructions and its
@@ -484,9 +491,9 @@ struct tl_chain_plan {
     double time;
 };
 
-/* Whether a problem may take thin tiles, too. */
-template <class P>
-constexpr bool TL_CHAIN_THIN = P::TILES != tl_chain_choice::SMALL && P::TILES != tl_chain_choice::MEDIUM;
+/* Whether a problem may take thin tiles, too, where all of their blocks run at once. */
+template <class P> constexpr bool TL_CHAIN_THIN = P::TILES != tl_chain_choice::MEDIUM;
+template <class P> constexpr bool TL_CHAIN_FEW = TL_CHAIN_THIN<P> && P::TILES != tl_chain_choice::FEW_ROWS;
 
 /* How many times as long tiles take as if no multiprocessor were idle in the last round. */
 static inline double tl_chain_idle(int64_t tiles, int64_t sms)
@@ -513,10 +520,15 @@ template <class P> static tl_chain_plan tl_chain_fastest(const tl_chain_sizes &x
     constexpr bool HALVES = ALL || P::TILES == tl_chain_choice::HALVES;
     if (P::TILES == tl_chain_choice::MEDIUM && x.m <= tl_chain_few::BM && x.p <= tl_chain_few::BN)
         return {tl_chain_tiles::FEW, 0.0};
-    if (TL_CHAIN_THIN<P> && x.m <= tl_chain_few_rows::BM) {
-        const int64_t blocks = x.batch * x.tiles<tl_chain_thin>() * (tl_chain_splits(x, sms) ? x.segments() : 1);
-        if (blocks <= sms * tl_chain_thin::BLOCKS) return {tl_chain_tiles::THIN, 0.0};
+    const int64_t segments = tl_chain_splits(x, sms) ? x.segments() : 1;
+    if (TL_CHAIN_THIN<P>) {
+        const int64_t blocks = x.batch * x.tiles<tl_chain_thin>() * segments;
+        if (blocks <= (x.m <= tl_chain_few_rows::BM ? tl_chain_thin::BLOCKS : 1) * sms)
+            return {tl_chain_tiles::THIN, TL_CHAIN_MULTIPLICATIONS * TL_CHAIN_THIN_CLOCKS};
     }
+    if (TL_CHAIN_FEW<P> && x.m > tl_chain_few_rows::BM &&
+        x.batch * x.tiles<tl_chain_few>() * segments <= TL_CHAIN_FEW_BLOCKS * sms)
+        return {tl_chain_tiles::FEW, TL_CHAIN_MULTIPLICATIONS * TL_CHAIN_FEW_CLOCKS};
     if (P::TILES == tl_chain_choice::FEW_ROWS || x.m <= tl_chain_few_rows::BM) return {tl_chain_tiles::FEW_ROWS, 0.0};
     if constexpr (P::TILES != tl_chain_choice::FEW_ROWS) {
         const bool split = tl_chain_splits(x, sms);
@@ -547,11 +559,11 @@ template <class P> static tl_chain_plan tl_chain_fastest(const tl_chain_sizes &x
 /* The seconds that it takes an H200 then, with what adds up the segments: a launch, and 16 bytes of memory for each total. */
 template <class P> static double tl_chain_seconds(const tl_chain_sizes &x, int64_t sms)
 {
-    constexpr double CLOCK = 1.755e9, MULTIPLICATIONS = 2048.0; /* a second, and in the clocks of tl_chain_clocks */
+    constexpr double CLOCK = 1.755e9; /* a second */
     const bool split = tl_chain_splits(x, sms);
     const double terms = (double)(split ? x.segment() : x.n);
     const double adding = split ? 2e-6 + 16.0 * (double)(x.batch * x.segments()) * (double)(x.m * x.p) / 3.5e12 : 0.0;
-    return tl_chain_fastest<P>(x, sms).time * terms / MULTIPLICATIONS / CLOCK + adding;
+    return tl_chain_fastest<P>(x, sms).time * terms / TL_CHAIN_MULTIPLICATIONS / CLOCK + adding;
 }
 
 /* A problem with the length of a segment, of all that are free, that takes the least time: of shorter ones the multiprocessors have more
@@ -584,7 +596,7 @@ template <class P> static int32_t tl_chain_run(tl_context *ctx, const char *name
     const tl_chain_tiles tiles = tl_chain_fastest<P>(x, sms).tiles;
     if constexpr (TL_CHAIN_THIN<P>)
         if (tiles == tl_chain_tiles::THIN) return tl_chain_launch<tl_chain_thin>(ctx, name, problem, x, split);
-    if constexpr (P::TILES == tl_chain_choice::MEDIUM)
+    if constexpr (P::TILES != tl_chain_choice::FEW_ROWS)
         if (tiles == tl_chain_tiles::FEW) return tl_chain_launch<tl_chain_few>(ctx, name, problem, x, split);
     if constexpr (HALVES) {
         if (tiles == tl_chain_tiles::NARROW) return tl_chain_launch<tl_chain_narrow>(ctx, name, problem, x, split);

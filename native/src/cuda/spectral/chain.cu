@@ -120,8 +120,8 @@ int32_t transform(tl_context *ctx, const tl_root_parts *roots, const float *from
 /* ---- the mix of channels ----------------------------------------------------------------------------------------- */
 
 struct Mix {
-    int64_t n, width, modes, segment;
-    const float *wRe, *wIm, *X, *G; /* G: bins of the cotangent */
+    int64_t n, width, modes, segment; /* segment: in channels, of two terms each */
+    const float *wRe, *wIm, *X, *G;   /* G: bins of the cotangent */
     float *Z, *dX, *gr, *gi;
 
     /* Part `part` of bin k of a channel: NaN if bin 0, which every element is a term of with factor 1, is not finite. */
@@ -130,9 +130,9 @@ struct Mix {
         return of[(2 * k + part) * width + channel] + (of[channel] - of[channel]);
     }
     /* The same of the cotangent's bins, times their weight: what the backward mix takes. */
-    __device__ __forceinline__ double weighted(int64_t k, int part, int64_t channel) const
+    __device__ __forceinline__ double weighted(int64_t k, int part, int64_t channel, double weight) const
     {
-        return (double)(float)((double)bin(G, k, part, channel) * tl_bin_weight(k, n));
+        return (double)(float)((double)bin(G, k, part, channel) * weight);
     }
     __device__ __forceinline__ void store(float *to, int64_t k, int64_t channel, double re, double im) const
     {
@@ -143,46 +143,31 @@ struct Mix {
     }
 };
 
-/* Two chains in segments. */
-struct Chains {
-    double total[2] = {}, part[2] = {};
-    __device__ __forceinline__ void add(int64_t term, int64_t segment, double a, double b, double c, double d)
-    {
-        if (term > 0 && term % segment == 0)
-            TL_UNROLL_FOR (int i = 0; i < 2; i++) {
-                total[i] = term == segment ? part[i] : total[i] + part[i];
-                part[i] = 0.0;
-            }
-        part[0] = (part[0] + a) + b;
-        part[1] = (part[1] + c) + d;
-    }
-    __device__ __forceinline__ double sum(int i, int64_t terms, int64_t segment) const
-    {
-        return terms > segment ? total[i] + part[i] : part[i];
-    }
-};
-
 /* A thread owns a bin's output channel, or with BACKWARD its input channel. A block is a warp: few channels then keep many
  * multiprocessors busy. */
 template <bool BACKWARD> __global__ void __launch_bounds__(32) mix_kernel(const Mix m)
 {
     const int64_t e = (int64_t)blockIdx.x * 32 + threadIdx.x, k = e / m.width, own = e - k * m.width;
     if (k >= m.modes) return;
-    Chains s;
+    const double weight = tl_bin_weight(k, m.n);
+    double sum[2] = {};
+    for (int64_t from = 0; from < m.width; from += m.segment) {
+        const int64_t end = min(m.width, from + m.segment);
+        double part[2] = {};
 #pragma unroll 8
-    for (int64_t c = 0; c < m.width; c++) {
-        const int64_t at = BACKWARD ? e * m.width + c : (k * m.width + c) * m.width + own;
-        const double wr = (double)m.wRe[at], wi = (double)m.wIm[at];
-        const double r = BACKWARD ? m.weighted(k, 0, c) : (double)m.bin(m.X, k, 0, c);
-        const double i = BACKWARD ? m.weighted(k, 1, c) : (double)m.bin(m.X, k, 1, c);
-        if (BACKWARD)
-            s.add(2 * c, m.segment, r * wr, i * wi, i * wr, -(r * wi));
-        else
-            s.add(2 * c, m.segment, r * wr, -(i * wi), r * wi, i * wr);
+        for (int64_t c = from; c < end; c++) {
+            const int64_t at = BACKWARD ? e * m.width + c : (k * m.width + c) * m.width + own;
+            const double wr = (double)m.wRe[at], wi = (double)m.wIm[at];
+            const double r = BACKWARD ? m.weighted(k, 0, c, weight) : (double)m.bin(m.X, k, 0, c);
+            const double i = BACKWARD ? m.weighted(k, 1, c, weight) : (double)m.bin(m.X, k, 1, c);
+            part[0] = (part[0] + r * wr) + (BACKWARD ? i * wi : -(i * wi));
+            part[1] = (part[1] + (BACKWARD ? i * wr : r * wi)) + (BACKWARD ? -(r * wi) : i * wr);
+        }
+        TL_UNROLL_FOR (int i = 0; i < 2; i++)
+            sum[i] = from > 0 ? sum[i] + part[i] : part[i];
     }
-    const double weight = BACKWARD ? 1.0 : tl_bin_weight(k, m.n);
-    const int64_t terms = 2 * m.width;
-    m.store(BACKWARD ? m.dX : m.Z, k, own, s.sum(0, terms, m.segment) * weight, s.sum(1, terms, m.segment) * weight);
+    const double scale = BACKWARD ? 1.0 : weight;
+    m.store(BACKWARD ? m.dX : m.Z, k, own, sum[0] * scale, sum[1] * scale);
 }
 
 /* A thread owns an element of the weights' gradients. */
@@ -192,7 +177,7 @@ __global__ void __launch_bounds__(THREADS) weights_kernel(const Mix m, int64_t t
     if (e >= total) return;
     const int64_t k = at / m.width, c = at - k * m.width;
     const double xr = (double)m.bin(m.X, k, 0, c), xi = (double)m.bin(m.X, k, 1, c);
-    const double zr = m.weighted(k, 0, o), zi = m.weighted(k, 1, o);
+    const double weight = tl_bin_weight(k, m.n), zr = m.weighted(k, 0, o, weight), zi = m.weighted(k, 1, o, weight);
     if (m.gr) m.gr[e] = (float)(xr * zr + xi * zi);
     if (m.gi) m.gi[e] = (float)(xr * zi - xi * zr);
 }
@@ -204,7 +189,7 @@ int32_t begin(tl_context *ctx, tl_scratch<char> &scratch, int64_t planes, Mix &m
     TL_TRY(scratch.allocate(table + planes * 2 * m.modes * m.width * (int64_t)sizeof(float)));
     *roots = reinterpret_cast<tl_root_parts *>((char *)scratch);
     *memory = reinterpret_cast<float *>((char *)scratch + table);
-    m.segment = tl_chain_segment(2 * m.width);
+    m.segment = tl_chain_segment(2 * m.width) / 2;
     return tl_launch(ctx, NAME, roots_kernel, tl_grid(m.n, THREADS), THREADS, *roots, m.n);
 }
 
@@ -233,9 +218,8 @@ int32_t tl_spectral_chain_bwd(tl_context *ctx, const float *x, const float *wRe,
     tl_root_parts *roots;
     float *X;
     TL_TRY(begin(ctx, scratch, 3, m, &roots, &X));
-    float *const G = X + plane;
-    m.X = X, m.G = G, m.dX = X + 2 * plane, m.gr = gwRe, m.gi = gwIm;
-    TL_TRY(transform<false>(ctx, roots, g, G, grid, width, modes));
+    m.X = X, m.G = X + plane, m.dX = X + 2 * plane, m.gr = gwRe, m.gi = gwIm;
+    TL_TRY(transform<false>(ctx, roots, g, X + plane, grid, width, modes));
     if (gx) {
         TL_TRY(tl_launch(ctx, NAME, mix_kernel<true>, tl_grid(modes * width, 32), 32, m));
         TL_TRY(transform<true>(ctx, roots, m.dX, gx, grid, width, modes));

@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(THREADS)
         if (c < lanes) save(memory + c * apart, i, from.get(plan, t, flags, row, (int64_t)i * n2 + at + c));
     }
     __syncthreads();
-    const float2 *const z = direct(plan.direct, memory, memory + count * apart, lanes, apart);
+    const float2 *const z = direct(plan.direct, Stored{memory, apart}, memory, memory + count * apart, lanes, apart);
     float2 *const to = matrix + row * ((int64_t)n1 * n2);
     for (int e = threadIdx.x; e < n1 * count; e += THREADS) {
         const int k = e / count, c = e % count;
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(THREADS)
         for (int i = threadIdx.x; i < n2; i += THREADS)
             memory[c * apart + pad(i)] = from[(int64_t)c * n2 + i];
     __syncthreads();
-    const float2 *const z = direct(plan.rows, memory, memory + count * apart, lanes, apart);
+    const float2 *const z = direct(plan.rows, Stored{memory, apart}, memory, memory + count * apart, lanes, apart);
     for (int e = threadIdx.x; e < n2 * count; e += THREADS) {
         const int k = e / count, c = e % count;
         if (c < lanes) to.put(flags, row, at + c + (int64_t)n1 * k, load(z + c * apart, k));

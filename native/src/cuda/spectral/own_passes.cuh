@@ -19,20 +19,26 @@ __device__ __forceinline__ void save(float2 *x, int i, tl_complex v) { tl_put(x,
 
 /* ---- direct transforms ------------------------------------------------------------------------------------------- */
 
-/* One self-sorting pass of `count` transforms of n numbers, `apart` apart, from x to y; w: `roots` roots for each number of a
- * butterfly but the first. */
-template <int R>
-__device__ __forceinline__ void pass(const float2 *x, float2 *y, int count, int apart, const tl_fastdiv &each,
+/* Number i of transform c of a buffer, whose transforms are `apart` apart. */
+struct Stored {
+    const float2 *x;
+    int apart;
+    __device__ __forceinline__ tl_complex operator()(uint32_t c, int i) const { return load(x + c * apart, i); }
+};
+
+/* One self-sorting pass of `count` transforms of n numbers, take(transform, number), to y, where they are `apart` apart; w: `roots`
+ * roots for each number of a butterfly but the first. */
+template <int R, class Take>
+__device__ __forceinline__ void pass(const Take &take, float2 *y, int count, int apart, const tl_fastdiv &each,
                                      const tl_fastdiv &span, const float2 *w, int roots)
 {
     for (uint32_t e = threadIdx.x; e < count * each.divisor; e += blockDim.x) {
         uint32_t i, q;
         const uint32_t c = each.divmod(e, &i), p = span.divmod(i, &q);
-        const float2 *const from = x + c * apart;
         float2 *const to = y + c * apart;
         tl_complex a[R];
         TL_UNROLL_FOR (int j = 0; j < R; j++)
-            a[j] = load(from, (int)(i + each.divisor * j));
+            a[j] = take(c, (int)(i + each.divisor * j));
         tl_butterfly(a, R);
         const uint32_t base = q + span.divisor * R * p;
         save(to, (int)base, a[0]);
@@ -43,29 +49,32 @@ __device__ __forceinline__ void pass(const float2 *x, float2 *y, int count, int 
     }
 }
 
-/* Transforms what lies in x, after a barrier; returns where the result lies, x or y, after one. */
-static __device__ float2 *direct(const tl_own_direct &d, float2 *x, float2 *y, int count, int apart)
+/* Transforms what first(transform, number) gives, of x or not, after a barrier; returns where the result lies, x or y, after one. */
+template <class First>
+static __device__ float2 *direct(const tl_own_direct &d, const First &first, float2 *x, float2 *y, int count, int apart)
 {
     const float2 *w = d.twiddle;
-    for (int i = 0; i < d.stages; i++) {
+    const auto run = [&](int i, const auto &take) {
         const tl_fastdiv each = d.each[i], span = d.span[i];
         const int roots = (int)(each.divisor / span.divisor);
         switch (d.radix[i]) {
-        case 2: pass<2>(x, y, count, apart, each, span, w, roots); break;
-        case 3: pass<3>(x, y, count, apart, each, span, w, roots); break;
-        case 4: pass<4>(x, y, count, apart, each, span, w, roots); break;
-        case 5: pass<5>(x, y, count, apart, each, span, w, roots); break;
-        case 7: pass<7>(x, y, count, apart, each, span, w, roots); break;
-        case 8: pass<8>(x, y, count, apart, each, span, w, roots); break;
-        case 11: pass<11>(x, y, count, apart, each, span, w, roots); break;
-        default: pass<13>(x, y, count, apart, each, span, w, roots);
+        case 2: pass<2>(take, y, count, apart, each, span, w, roots); break;
+        case 3: pass<3>(take, y, count, apart, each, span, w, roots); break;
+        case 4: pass<4>(take, y, count, apart, each, span, w, roots); break;
+        case 5: pass<5>(take, y, count, apart, each, span, w, roots); break;
+        case 7: pass<7>(take, y, count, apart, each, span, w, roots); break;
+        case 8: pass<8>(take, y, count, apart, each, span, w, roots); break;
+        case 11: pass<11>(take, y, count, apart, each, span, w, roots); break;
+        default: pass<13>(take, y, count, apart, each, span, w, roots);
         }
         w += roots * (d.radix[i] - 1);
         float2 *const t = x;
-        x = y;
-        y = t;
+        x = y, y = t;
         __syncthreads();
-    }
+    };
+    if (d.stages > 0) run(0, first);
+    for (int i = 1; i < d.stages; i++)
+        run(i, Stored{x, apart});
     return x;
 }
 
@@ -117,19 +126,19 @@ __device__ __forceinline__ bool join_bins(const tl_own_plan &plan, const Real &t
 
 /* Bin k of a transformed row, and of an even one bin n - k, scaled by `up`, to put_bin(bin, re, im); take_number(k) is number k of the
  * transform. A row whose bin 0 is not finite becomes NaN. */
-template <class Take, class Put>
-__device__ __forceinline__ void split_bins(const tl_own_plan &plan, const Real &t, bool odd, int64_t k, float up,
+template <class Int, class Take, class Put>
+__device__ __forceinline__ void split_bins(const tl_own_plan &plan, const Real &t, bool odd, Int k, float up,
                                            const Take &take_number, const Put &put_bin)
 {
     const tl_complex zero = take_number(0);
     const float x0 = (odd ? zero.r : zero.r + zero.i) * t.edge;
     const bool poisoned = x0 - x0 != 0.0f;
-    auto put_scaled = [&](int64_t at, float r, float i) {
+    auto put_scaled = [&](Int at, float r, float i) {
         put_bin(at, poisoned ? TL_NAN : r * up, poisoned ? TL_NAN : i * up);
     };
     if (k == 0) {
         put_scaled(0, x0, 0.0f);
-        if (!odd) put_scaled(plan.n, (zero.r - zero.i) * t.edge, 0.0f);
+        if (!odd) put_scaled((Int)plan.n, (zero.r - zero.i) * t.edge, 0.0f);
         return;
     }
     const tl_complex a = take_number(k);
@@ -137,7 +146,7 @@ __device__ __forceinline__ void split_bins(const tl_own_plan &plan, const Real &
         put_scaled(k, a.r * t.inner, a.i * t.inner);
         return;
     }
-    const int64_t across = plan.n - k;
+    const Int across = (Int)plan.n - k;
     const tl_complex b = take_number(across);
     const float2 w = split_root(plan, k);
     const float half = 0.5f * t.inner;

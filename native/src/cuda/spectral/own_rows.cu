@@ -31,10 +31,26 @@ template <bool INVERSE, bool ODD> struct Block {
     const Real &t;
     int64_t first;
     int rows, apart; /* numbers between rows */
+    bool pairs;      /* both arrays begin with whole 8 bytes */
 
     __device__ __forceinline__ int length() const { return INVERSE ? (int)(2 * t.bins) : (int)t.n; }
     __device__ __forceinline__ const float *from(int c) const { return t.from + (first + c) * length(); }
 
+    /* Number j of a row that is not a spectrum, times `down`. */
+    __device__ __forceinline__ tl_complex number(int c, int j, float down) const
+    {
+        const float *const x = from(c) + (ODD ? j : 2 * j);
+        if (ODD) return tl_complex_of(*x * down, 0.0f);
+        const float2 v = pairs ? *reinterpret_cast<const float2 *>(x) : make_float2(x[0], x[1]);
+        return tl_complex_of(v.x * down, v.y * down);
+    }
+    __device__ __forceinline__ void put_pair(float *x, float one, float two) const
+    {
+        if (pairs)
+            *reinterpret_cast<float2 *>(x) = make_float2(one, two);
+        else
+            x[0] = one, x[1] = two;
+    }
     /* What enters the complex transform: Bluestein's chirp turns it. */
     __device__ __forceinline__ void enter(float2 *row, int j, tl_complex z) const
     {
@@ -46,12 +62,7 @@ template <bool INVERSE, bool ODD> struct Block {
     {
         const int n = (int)plan.n, m = (int)plan.m;
         if constexpr (!INVERSE) {
-            each_number(rows, n, [&](int c, int j) {
-                const float *const row = from(c);
-                enter(x + c * apart, j,
-                      ODD ? tl_complex_of(row[j] * down, 0.0f)
-                          : tl_complex_of(row[2 * j] * down, row[2 * j + 1] * down));
-            });
+            each_number(rows, n, [&](int c, int j) { enter(x + c * apart, j, number(c, j, down)); });
         } else {
             each_number(rows, n / 2 + 1, [&](int c, int k) {
                 float2 *const row = x + c * apart;
@@ -69,6 +80,16 @@ template <bool INVERSE, bool ODD> struct Block {
         if (m > n)
             each_number(rows, m - n, [&](int c, int j) { save(x + c * apart, n + j, tl_complex_of(0.0f, 0.0f)); });
     }
+    /* Reads the rows, times `down`, and transforms them; returns where the result lies, x or y, after a barrier. */
+    __device__ __forceinline__ float2 *transform(float2 *x, float2 *y, float down) const
+    {
+        const auto take = [&](uint32_t c, int j) { return number((int)c, j, down); };
+        if (!INVERSE && !plan.bluestein && plan.direct.stages > 0) /* the first pass reads the rows */
+            return direct(plan.direct, take, x, y, rows, apart);
+        read(x, down);
+        __syncthreads();
+        return direct(plan.direct, Stored{x, apart}, x, y, rows, apart);
+    }
     /* Bluestein's convolution of what z, x or y, has the transform of; returns where the result lies. */
     __device__ __forceinline__ float2 *convolve(float2 *z, float2 *x, float2 *y) const
     {
@@ -77,7 +98,7 @@ template <bool INVERSE, bool ODD> struct Block {
             save(z + c * apart, k, tl_complex_of(v.i, v.r)); /* the next transform is the inverse */
         });
         __syncthreads();
-        float2 *const made = direct(plan.direct, z, z == x ? y : x, rows, apart);
+        float2 *const made = direct(plan.direct, Stored{z, apart}, z, z == x ? y : x, rows, apart);
         each_number(rows, (int)plan.n, [&](int c, int k) {
             const tl_complex v = load(made + c * apart, k);
             save(made + c * apart, k, tl_times(tl_complex_of(v.i, v.r), plan.chirp[2 * k], plan.chirp[2 * k + 1]));
@@ -95,17 +116,18 @@ template <bool INVERSE, bool ODD> struct Block {
             if constexpr (INVERSE) {
                 const tl_complex v = load(row, k);
                 const float one = v.i * up, two = v.r * up;
-                float *const to = t.to + (first + c) * t.n + (ODD ? k : 2 * k);
-                to[0] = one;
-                if (!ODD) to[1] = two;
+                float *const to = t.to + (first + c) * t.n;
+                if (ODD)
+                    to[k] = one;
+                else
+                    put_pair(to + 2 * k, one, two);
                 if (bad(one) || (!ODD && bad(two))) wrong[c] = 1;
             } else {
                 float *const to = t.to + (first + c) * 2 * t.bins;
                 split_bins(
-                    plan, t, ODD, k, up, [&](int64_t i) { return load(row, (int)i); },
-                    [&](int64_t at, float r, float i) {
-                        to[2 * at] = r;
-                        to[2 * at + 1] = i;
+                    plan, t, ODD, k, up, [&](int i) { return load(row, i); },
+                    [&](int at, float r, float i) {
+                        put_pair(to + 2 * at, r, i);
                         if (bad(r) || bad(i)) wrong[c] = 1;
                     });
             }
@@ -137,14 +159,13 @@ __global__ void __launch_bounds__(THREADS, 4)
     __shared__ int wrong[MAX_ROWS];
     const int64_t first = (int64_t)blockIdx.x * count;
     const int rows = (int)(t.batch - first < count ? t.batch - first : count), apart = pitch((int)plan.m);
-    const Block<INVERSE, ODD> block = {plan, t, first, rows, apart};
+    const bool pairs = ((uintptr_t)t.from | (uintptr_t)t.to) % sizeof(float2) == 0;
+    const Block<INVERSE, ODD> block = {plan, t, first, rows, apart, pairs};
     float2 *const x = memory, *const y = memory + count * apart;
     for (int c = threadIdx.x; c < rows; c += THREADS)
         wrong[c] = 0;
     for (int attempt = 0; attempt < 2; attempt++) {
-        block.read(x, attempt ? DOWN : 1.0f);
-        __syncthreads();
-        float2 *z = direct(plan.direct, x, y, rows, apart);
+        float2 *z = block.transform(x, y, attempt ? DOWN : 1.0f);
         if (plan.bluestein) z = block.convolve(z, x, y);
         block.write(z, attempt ? UP : 1.0f, attempt, wrong);
         if (attempt == 1) break;

@@ -19,8 +19,7 @@ int32_t transform(tl_context *ctx, const float *from, float *to, int64_t batch, 
     case TL_REAL_PACKED: return tl_packed_real(ctx, rows, inverse);
     default: break;
     }
-    float *const real = const_cast<float *>(inverse ? to : from), *const spec =
-                                                                      const_cast<float *>(inverse ? from : to);
+    const auto real = const_cast<float *>(inverse ? to : from), spec = const_cast<float *>(inverse ? from : to);
     const tl_half_spectra spectra = {spec, spec + 1, 2 * bins, 2, bins, rows.edge, rows.inner};
     return inverse ? tl_library_inverse(ctx, n, batch, spectra, tl_real_rows{real, n, 1})
                    : tl_library_forward(ctx, n, batch, tl_real_rows{real, n, 1}, spectra);
