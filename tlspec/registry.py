@@ -142,6 +142,8 @@ class Drawing:
         Inputs that are squares or norms: drawn as absolute values, except among special ones.
     data : tuple of str, optional
         Data classes of :mod:`tlspec.draw.data` that the row is drawn with; those of its bound's kind unless given.
+    fixed : dict
+        Dimensions and parameters that have one value in every case.
     """
 
     draw: Callable[..., dict[str, Any]] | None = None
@@ -151,6 +153,7 @@ class Drawing:
     work: Callable[..., int] | None = None
     nonnegative: tuple[str, ...] = ()
     data: tuple[str, ...] | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

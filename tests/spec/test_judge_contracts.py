@@ -275,6 +275,20 @@ def test_lengths_that_are_multiples_and_values_that_are_fixed() -> None:
         judged(norm, "layer_norm", fixed={"epsilon": 1e-5})
 
 
+def test_no_case_departs_from_a_fixed_dimension() -> None:
+    """Drawn ones, those that draws have seldom, halves of a batch, laws, and the smaller case of a finding."""
+    seen = set[tuple[int, ...]]()
+
+    def kernel(x: np.ndarray) -> np.ndarray:
+        seen.add(x.shape)
+        e = np.exp(x - x.max(axis=1, keepdims=True))
+        return e / e.sum(axis=1, keepdims=True) * np.float32(x.shape[1] < 200)
+
+    report = judged(kernel, "softmax", fixed={"rows": 8}, isolate=False, repeats=1, empty=False)
+    assert {rows for rows, _ in seen} == {8} and max(columns for _, columns in seen) > 65_536
+    assert not report.ok and "rows=8, cols=20" in str(report)
+
+
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_a_cast_inside(name: str) -> None:
     """Of a normalised row, as Liger-Kernel has it, in the reference and as a formula; no other number of bits passes."""

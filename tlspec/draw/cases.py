@@ -173,7 +173,8 @@ def _move(op: Op, d: Draw, values: Mapping[str, Any], aim: Callable[..., bool] |
     and sometimes with a number among the parameters next to an edge or a limit; or one size as an aim at a length asks."""
     sig = op.signature
     out = {n: list(v) if isinstance(v, (list, tuple)) else v for n, v in values.items()}
-    sizes, numbers = places_of(out, sizes_of(op)), places_of(out, [p.name for p in sig.params if p.kind != "float"])
+    params = [p.name for p in sig.params if p.kind != "float" and p.name not in op.drawing.fixed]
+    sizes, numbers = places_of(out, sizes_of(op)), places_of(out, params)
     d.rng.shuffle(sizes)
     length = aim.length if isinstance(aim, Near) and sizes and d.rng.random() < 0.7 else None
     near, count = d.edge(1, d.budget), 1 if length else min(d.choice((1, 1, 2, 2, 3)), len(sizes))
@@ -196,9 +197,10 @@ def _move(op: Op, d: Draw, values: Mapping[str, Any], aim: Callable[..., bool] |
 
 
 def sizes_of(op: Op) -> list[str]:
-    """The names of the sizes that a draw of a row has."""
+    """The names of the sizes that a draw of a row has, of those that are not fixed."""
     sig = op.signature
-    return ["lengths"] if sig.lists else ["n"] if sig.elementwise else [n.lstrip("*") for n in sig.dims]
+    sizes = ["lengths"] if sig.lists else ["n"] if sig.elementwise else [n.lstrip("*") for n in sig.dims]
+    return [n for n in sizes if n not in op.drawing.fixed]
 
 
 def free_sizes(op: Op) -> list[str]:
@@ -212,7 +214,7 @@ def free_sizes(op: Op) -> list[str]:
     Returns
     -------
     list of str
-        Their names: of several lists, as spatial axes and windows are, the first alone.
+        Their names: of several lists, as spatial axes and windows are, the first alone, and none that is fixed.
     """
     lists = [d.lstrip("*") for d in op.signature.dims if d.startswith("*")]
     return [n for n in sizes_of(op) if n not in lists[1:]]

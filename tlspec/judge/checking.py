@@ -29,7 +29,7 @@ from tlspec.judge.probe import accumulator_of, word_of
 from tlspec.judge.repetition import UNSUPPORTED, Bits, bits_of, same
 from tlspec.judge.report import Finding, Report, Row, name_of, word_for
 from tlspec.judge.runner import Answer, Failure, Plain, Raised, Request
-from tlspec.judge.shrink import lengths_of, resized, shrink
+from tlspec.judge.shrink import has_fixed, lengths_of, resized, shrink
 from tlspec.judge.subject import subject_of
 from tlspec.judge.trial import Trial, quantised, with_results
 from tlspec.registry import Op
@@ -297,6 +297,8 @@ class _World:
     def results(self, case: Case) -> list[np.ndarray]:
         if case.op.name != self.check.op.name:  # of a law about two operations, whose shapes may agree
             raise TypeError(f"{self.name} is no kernel of {case.op.name}")
+        if not has_fixed(self.check.op, case.values):
+            raise ValueError(f"{self.name} is checked with fixed={dict(self.check.op.drawing.fixed)}")
         trial, kernel = self.check.trial(case)
         results = kernel(kernel.prepare(trial.case, self.check.format, self.check.out)).results
         numbers = [

@@ -101,6 +101,7 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
     # whole numbers choose an axis or a direction: of each choice that was drawn one case
     whole = [p.name for p in sig.params if p.kind == "u32"]
     several = list({tuple(c.values[n] for n in whole): c for c in reversed(small)}.values())[-LONGER:]
+    room = SIZES["large" if case.op.drawing.fixed else EDGES]  # what is fixed does not give way to a long axis
     longest: list[Case] = []
     for each in several:
         values = {n: v for n, v in lengths_of(each).items() if n in names}
@@ -109,7 +110,7 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
         lengths = sorted({*lengths[:1], *lengths[-1:]})  # beyond 65,536: indices of 16 bits, and most grids of a GPU
         ones = {n: [1] * len(v) if isinstance(v, (list, tuple)) else 1 for n, v in values.items()}
         for n, i in itertools.product(lengths, range(min(places, LONGER))):
-            longest += _first(each, (stretched(v, names, i, n) for v in (values, ones)), SIZES[EDGES])
+            longest += _first(each, (stretched(v, names, i, n) for v in (values, ones)), room)
         for i in range(min(places, LONGER) if each is several[0] and case.op.family != "user" else 0):
             longest += _first(each, [stretched(ones, names, i, VOCABULARY)], SIZES["large"])
     longest += [end for each in longest if (end := _at_the_end(each)) is not None]

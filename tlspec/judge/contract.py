@@ -79,4 +79,4 @@ def constrained(op: Op, fixed: Mapping[str, Any] | None, formulas: Any, format: 
         return {**(own(d) if own is not None else {}), **fixed}
 
     paths = tuple(p for p in op.drawing.paths if all(p.get(n, v) == v for n, v in fixed.items()))
-    return replace(op, drawing=replace(op.drawing, draw=draw, paths=paths, classes={}))
+    return replace(op, drawing=replace(op.drawing, draw=draw, paths=paths, classes={}, fixed=dict(fixed)))

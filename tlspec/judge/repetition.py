@@ -349,7 +349,7 @@ def _repeats_in_any_order(trial: Trial) -> bool:
 @told
 def batches(check: Judge, case: Case) -> None:
     """Whether a part of the batch has the bits alone that it has in the whole, and the same whatever the rest holds."""
-    independent = independent_dimensions(case.op, case.which)
+    independent = [d for d in independent_dimensions(case.op, case.which) if d not in case.op.drawing.fixed]
     dim = next((d for d in independent if d == ELEMENTS or case.values[d] > 1), None)
     if dim is None:
         return

@@ -13,6 +13,7 @@ from tlspec.draw.data import fill, generator
 from tlspec.draw.draws import Draw
 from tlspec.expressions import evaluate
 from tlspec.judge import kept
+from tlspec.registry import Op
 from tlspec.signature import WHOLE
 
 #: calls of the kernel that a search may cost
@@ -23,6 +24,11 @@ def lengths_of(case: Case) -> dict[str, Any]:
     """What a case's sizes follow from, and its parameters; an elementwise one has a number n of elements."""
     n = {"n": math.prod(case.shape(case.signature.outputs[0]))} if case.op.signature.elementwise else {}
     return {**n, **case.values}
+
+
+def has_fixed(op: Op, values: Mapping[str, Any]) -> bool:
+    """Whether dimensions and parameters have the values that they are fixed to."""
+    return all(values.get(n, v) == v for n, v in op.drawing.fixed.items())
 
 
 def resized(case: Case, values: Mapping[str, Any]) -> Case | None:
@@ -40,7 +46,7 @@ def _resized(case: Case, values: Mapping[str, Any]) -> Case:
         case.op,
         generator("resized", case.op.name, case.seed, case.data, sorted((k, str(v)) for k, v in values.items())),
     )
-    if op.signature.lists or refused_by(op, values) is not None:
+    if op.signature.lists or not has_fixed(op, values) or refused_by(op, values) is not None:
         raise ValueError(f"{op.name} refuses these lengths")
     given = {a.name: _cut(case.inputs[a.name], shape_of(a, values)) for a in op.signature.inputs}
     for a in op.signature.inputs:
