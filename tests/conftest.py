@@ -84,11 +84,18 @@ def concerns(item: pytest.Item, chosen: set[str]) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("OPS"):
-        chosen = {row.name for row in ROWS}
-        kept = [item for item in items if concerns(item, chosen)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-        items[:] = kept
+    """Leaves out what OPS does not name, and tests of CUDA where there is none: skips would take time and say no more."""
+    chosen = {row.name for row in ROWS}
+    left = [
+        item
+        for item in items
+        if (os.environ.get("OPS") and not concerns(item, chosen))
+        or (item.get_closest_marker("cuda") and not has_cuda())
+    ]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        gone = set(left)
+        items[:] = [item for item in items if item not in gone]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -103,14 +110,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("entry", entries, ids=entry_id, scope="session")
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A device that is absent is a skip that the summary counts."""
-    if item.get_closest_marker("cuda") and not has_cuda():
-        pytest.skip("no CUDA device on this machine")
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says that one device is missing from the parameters: thousands of skipped tests would take time and say no more."""
+    """Says which device is missing from tests and their parameters."""
     if not has_cuda():
         terminalreporter.write_line("no CUDA device on this machine: tests of every device ran on the CPU alone")
 

@@ -116,6 +116,17 @@ def test_labels_of_uint8(reduction: str, weighted: bool) -> None:
                 assert torch.equal(mine, theirs) or (mine.isnan().all() and theirs.isnan().all())
 
 
+@pytest.mark.parametrize("blocked", [-1e9, torch.finfo(torch.float32).min])
+def test_gradients_of_attention_where_a_large_number_blocks_a_row(blocked: float) -> None:
+    """PyTorch's own kernel of the CPU makes it as many times too large as there are keys."""
+    v = torch.ones(1, 1, 5, 8, requires_grad=True)
+    with mode.reproducible():
+        F.scaled_dot_product_attention(
+            torch.zeros(1, 1, 1, 8), v.detach(), v, torch.full((1, 5), blocked)
+        ).sum().backward()
+    assert torch.equal(v.grad, torch.full_like(v, 0.2))
+
+
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, float("inf")])
 def test_transforms_of_attention_and_distances(p: float) -> None:
     """PyTorch's own gradient of cdist under vmap is another sample's."""
