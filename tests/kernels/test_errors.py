@@ -213,13 +213,6 @@ def test_missing_input(call: Call) -> None:
 
 
 @pytest.mark.only(where=lambda row, which: row.signature_of(which).buffers)
-def test_array_instead_of_buffer(call: Call) -> None:
-    for name in call.buffers:
-        array = call.arguments[name].numpy()
-        call.refused_with(call.arguments, name, array, errors.ArgumentTypeError, [name])
-
-
-@pytest.mark.only(where=lambda row, which: row.signature_of(which).buffers)
 def test_released_buffer(call: Call) -> None:
     for held, key, name in call.places:
         gone = held[key].copy()

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "core/call.h"
 #include "core/errors.h"
@@ -579,40 +578,6 @@ static void test_float_mode(void)
 static void test_float_mode(void) {}
 #endif
 
-static double nanoseconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
-/* Not a test, a number: what the checks of the smallest elementwise call cost, the best of some runs. */
-static void report_cost(void)
-{
-    enum { CALLS = 20000, RUNS = 50 };
-    torchlean_context *context = new_context();
-    torchlean_buffer *a = new_buffer(context, 1, 1), *out = NULL;
-    double reuse = 1e9, renew = 1e9;
-    OK(fake_neg(a, &out));
-    for (int run = 0; run < RUNS; run++) {
-        double start = nanoseconds();
-        for (int i = 0; i < CALLS; i++)
-            fake_neg(a, &out);
-        double middle = nanoseconds();
-        for (int i = 0; i < CALLS; i++) {
-            torchlean_buffer *fresh = NULL;
-            fake_neg(a, &fresh);
-            torchlean_cuda_buffer_release(fresh);
-        }
-        double end = nanoseconds();
-        reuse = middle - start < reuse ? middle - start : reuse;
-        renew = end - middle < renew ? end - middle : renew;
-    }
-    printf("core_test: one-element call: %.0f ns with an existing output, %.0f ns with a fresh one and its release\n",
-           reuse / CALLS, renew / CALLS);
-    OK(torchlean_cuda_context_destroy(context));
-}
-
 int main(void)
 {
     test_library();
@@ -627,7 +592,6 @@ int main(void)
     core_test_captures();
     core_test_exchange(), core_test_hosts();
     core_test_concurrency(), core_test_interrupts();
-    if (getenv("CORE_TEST_COST")) report_cost();
     printf("core_test: %d checks, %d failed\n", core_checks, core_failures);
     return core_failures != 0;
 }

@@ -47,7 +47,7 @@ OUTSIDE = {
 def outside(row: Op, kind: str) -> Iterator[tuple[list[Any], list[Any]]]:
     """Arguments of a row whose indices, of that type, are partly out of range, and the same with 2^32 - 1 of uint32 there."""
     draw = generator("outside", row.name, kind)
-    for case in cases(row):
+    for case in cases(row, 0):
         given = arguments(case, lambda x: x)
         at = [i for i, x in enumerate(given) if isinstance(x, np.ndarray) and x.dtype == np.int64]
         wide, nowhere = list(given), list(given)

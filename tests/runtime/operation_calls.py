@@ -530,7 +530,10 @@ CALLS: dict[str, list[Call]] = {
     "scatter_add_row": of("scatter_add_row", lambda x, v: scattered(x, [v], [2]), ((3, 4), (4,)), i=2),
     "scatter_add_rows": of("scatter_add_rows", lambda x, v: scattered(x, v, ROWS), ((3, 4), (3, 4)), indices=ROWS),
     "matmul": of(
-        "matmul", np.matmul, ((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 3, 4), (4, 5)), ((3, 0), (0, 2)),
+        "matmul", np.matmul, ((3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((2, 3, 4), (4, 5)), ((3, 0), (0, 2)), ((3,), (3,)),
+        ((2, 3), (3,)), ((3,), (3, 4)), ((2, 3), (5, 3, 4)), ((5, 2, 3), (3,)), ((3,), (5, 3, 4)), ((5, 2, 3), (1, 3, 4)),
+        ((1, 2, 3), (5, 3, 4)), ((6, 1, 2, 3), (5, 3, 4)), ((6, 5, 2, 3), (5, 3, 4)), ((0, 2, 3), (1, 3, 4)),
+        ((6, 5, 2, 3), (3, 4)), ((1, 1, 2, 3), (6, 5, 3, 1)), ((4, 2, 0), (4, 0, 3)),
     ),
     "bmm": of("bmm", np.matmul, ((2, 3, 4), (2, 4, 5))),
     "linear": [
@@ -634,8 +637,15 @@ CALLS: dict[str, list[Call]] = {
     "spectral_conv1d_rfft": of(
         "spectral_conv1d_rfft", row("spectral_conv1d_rfft"), ((6, 2), (3, 2, 2), (3, 2, 2)),
     ),
-    "spectral_conv2d": of("spectral_conv2d", spectral2d, ((2, 3, 4, 4), (4, 3, 3, 2), (4, 3, 3, 2)))
-    + of("spectral_conv2d", spectral2d, ((1, 2, 4, 2), (2, 1, 2, 1), (2, 1, 2, 1))),
+    "spectral_conv2d": of(
+        "spectral_conv2d", spectral2d, *(
+            ((batch, inputs, *sizes), *((2 * m1, m2, inputs, outputs),) * 2) for batch, inputs, outputs, sizes, m1, m2 in (
+                (2, 3, 2, (4, 4), 2, 3), (1, 2, 1, (4, 2), 1, 1), (3, 2, 2, (7, 9), 3, 5), (3, 4, 1, (8, 6), 4, 4),
+                (1, 1, 2, (2, 1), 1, 1), (1, 3, 2, (16, 15), 3, 2), (1, 2, 2, (1, 4), 0, 2), (3, 2, 2, (4, 4), 1, 0),
+                (0, 2, 1, (4, 4), 1, 1),
+            )
+        ),
+    ),
 }  # fmt: skip
 
 

@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT, python_path
+from tlrt import checkpoint
 
 PROGRAM = str(ROOT / "tests/runtime/distributed_program.py")
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
@@ -63,3 +65,17 @@ WRONG = {
 def find_error(found: subprocess.CompletedProcess[str], rank: int, text: str) -> bool:
     """Whether a rank ended with this GroupError."""
     return bool(re.search(rf"^\[{rank}\] .*GroupError.*{re.escape(text)}", found.stdout, re.MULTILINE))
+
+
+def fail(ranks: int, fault: str, folder: Path, *more: str, **variables: str) -> None:
+    """Ranks that end because of a fault of the second one: each that still runs says what it was, and a checkpoint is whole."""
+    path, start = folder / "c.safetensors", time.monotonic()
+    more = ("--fault", fault, "--timeout", "2", "--save", str(path), "--every", "1", *more)
+    found = run("launch", ranks, *more, **variables)
+    assert found.returncode != 0 and time.monotonic() - start < 25
+    for rank in range(ranks):
+        is_ended = rank == 1 and fault != "version"
+        assert is_ended or find_error(found, rank, WRONG[fault]), found.stdout
+    assert [p.name for p in folder.iterdir()] in ([], [path.name])
+    if path.exists():
+        assert checkpoint.peek(path)["shards"] == 8

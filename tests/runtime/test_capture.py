@@ -13,7 +13,6 @@ from numpy.testing import assert_raises
 import tlrt
 from tests import unchanged_memory
 from tests.runtime.acted_graphs import act_graphs
-from tests.runtime.steps import Halving
 from tlrt import AnyBuffer, Session, checkpoint, kernels, nn, optim
 from tlrt.errors import ReleasedError
 
@@ -231,67 +230,6 @@ def test_eager_steps_between_replays(twins: Any, name: str, tmp_path: Path) -> N
     require_equal(eager, captured, tmp_path)
 
 
-def test_an_optimiser_of_ones_own(twins: Any, tmp_path: Path) -> None:
-    def build(s: Session) -> tuple[Any, Step]:
-        layer = nn.Linear(s, 7, 3, name="layer")
-        optimizer = Halving(layer.parameters(), lr=0.5)
-
-        def step(x: Any, y: Any) -> Any:
-            loss = s.mse_loss(layer(s.const(x)), s.const(y))
-            s.backward(loss)
-            optimizer.step()
-            return loss
-
-        return optimizer, step
-
-    eager, captured = twins(build)
-    draw = np.random.default_rng(8)
-    for _ in range(4):
-        given = arrays("mlp", draw)
-        assert same(eager.eager(*given)[0], captured.replay(*given)[0])
-    require_equal(eager, captured, tmp_path)
-
-
-def test_parameters_that_change_places(twins: Any, tmp_path: Path) -> None:
-    """Two parameters exchange their buffers in each step, and a third keeps the handle it has."""
-
-    def build(s: Session) -> tuple[Any, Step]:
-        a, b, c = (s.param(np.arange(3.0) + 10 * i, name) for i, name in enumerate("abc"))
-
-        def step(x: Any) -> Any:
-            first, second, third = (p.mirror.share() for p in (a, b, c))
-            kernels.add(third, second, out=third)
-            a.assign(AnyBuffer((3,), second))
-            b.assign(AnyBuffer((3,), first))
-            c.assign(AnyBuffer((3,), third))
-            return s.add(s.use(a), s.const(x))
-
-        return None, step
-
-    eager, captured = twins(build)
-    for k in range(5):
-        x = np.full(3, float(k))
-        assert same(eager.eager(x)[0], captured.replay(x)[0])
-    require_equal(eager, captured, tmp_path)
-
-
-def test_two_captures_in_one_session(twins: Any, tmp_path: Path) -> None:
-    eager, captured = twins(mlp)
-    s = captured.session
-    draw = np.random.default_rng(5)
-    small, large = arrays("mlp", draw), tuple(np.concatenate([a, a]) for a in arrays("mlp", draw))
-    steps = {6: s.capture(captured.step, *small), 12: s.capture(captured.step, *large)}
-    eager.eager(*small), eager.eager(*large)
-    for k in range(4):
-        given = large if k % 3 else small
-        assert same(eager.eager(*given)[0], steps[len(given[0])](*given).numpy())
-        if k == 1:
-            for twin in (eager, captured):
-                p = twin.session.parameters["b.weight"]
-                p.set(p.numpy() / 2)
-    require_equal(eager, captured, tmp_path)
-
-
 def test_memory_is_flat(dev: tlrt.Device) -> None:
     twin = Twin(dev, gpt)
     given = arrays("gpt", np.random.default_rng(6))
@@ -431,24 +369,6 @@ def test_a_dropped_step_gives_its_memory_back(dev: tlrt.Device) -> None:
             assert dev.memory().live_bytes > before
             del step
             gc.collect()
-
-
-def test_the_specification_calls_the_function() -> None:
-    with Session("spec") as s:
-        w = s.param([1.0, 2.0], "w")
-        optimizer = optim.SGD([w], lr=0.5)
-
-        def step(x: Any) -> Any:
-            loss = s.reduce_sum(s.mul(s.use(w), s.const(x)))
-            s.backward(loss)
-            optimizer.step()
-            return loss
-
-        captured = s.capture(step, [1.0, 1.0])
-        loss = captured.outputs
-        assert loss.item() == 3.0 and captured([1.0, 1.0]) is loss and loss.item() == 2.0
-        captured.close()
-        optimizer.close()
 
 
 def test_a_result_is_a_constant_on_the_tape(dev: tlrt.Device) -> None:

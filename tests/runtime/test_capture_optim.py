@@ -18,42 +18,6 @@ from tlrt.errors import ArgumentError, CaptureError
 X = np.ones((2, 3), np.float32)
 
 
-def test_states_loaded_between_two_captures(dev: tlrt.Device) -> None:
-    """Each of two captured steps has the states in places of its own once states were loaded between the captures; eager steps
-    before and after one use those that are current."""
-
-    def run(captured: bool) -> list[bytes]:
-        with Session(dev) as s:
-            w = s.param([1.0, 2.0, 3.0], "w")
-            optimizer = optim.Adam([w], lr=0.1)
-
-            step = functools.partial(minimise_square, optimizer)
-
-            def eager(x: Any) -> None:
-                s.reset()
-                step(x)
-                s.reset()
-
-            calls: list[Any] = []
-            for _ in range(2):
-                if captured:
-                    calls.append(s.capture(step, np.ones(3)))
-                else:
-                    eager(np.ones(3))
-                    calls.append(eager)
-                optimizer.load_state(*optimizer.state())
-            for k in range(6):
-                calls[k % 2](np.full(3, k + 1.0))
-            optimizer.load_state(*optimizer.state())
-            for call in (eager, calls[0], eager, calls[1], eager):
-                call(np.full(3, 0.5))
-            found = [w.numpy().tobytes(), *(a.tobytes() for a in optimizer.state()[1].values())]
-            optimizer.close()
-            return found
-
-    assert run(True) == run(False)
-
-
 def test_what_became_invalid_is_refused_at_a_replay(dev: tlrt.Device) -> None:
     """By the optimiser's own rules, before its update."""
     with Session(dev) as s:

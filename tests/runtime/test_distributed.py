@@ -20,7 +20,7 @@ import pytest
 
 import tlrt
 from tests.runtime import distributed_program
-from tests.runtime.rank_processes import MPIRUN, WRONG, find_error, run, weights, weights_alone
+from tests.runtime.rank_processes import MPIRUN, WRONG, fail, run, weights, weights_alone
 from tests.runtime.thread_group import run_ranks
 from tlrt import checkpoint, distributed, optim
 from tlrt.distributed import buckets, launch, tree
@@ -98,9 +98,8 @@ def test_parts_are_balanced_and_not_empty() -> None:
 
 
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun")
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_weights_do_not_depend_on_the_number_of_ranks_that_mpi_starts(ranks: int) -> None:
-    assert weights(run("mpirun", ranks), ranks) == weights_alone()
+def test_weights_do_not_depend_on_the_number_of_ranks_that_mpi_starts() -> None:
+    assert weights(run("mpirun", 4), 4) == weights_alone()
 
 
 def test_so_in_the_fast_mode() -> None:
@@ -334,18 +333,9 @@ def test_every_rank_says_what_differs(fault: str, tmp_path: Path) -> None:
     assert all(WRONG[fault] in text for text in run_ranks(4, work))
 
 
-@pytest.mark.parametrize("fault", ["error", "batch", "version", "kill", "absent", "silent"])
+@pytest.mark.parametrize("fault", ["error", "version", "kill", "absent", "silent"])
 def test_every_rank_says_what_is_wrong(fault: str, tmp_path: Path) -> None:
-    path = tmp_path / "c.safetensors"
-    start = time.monotonic()
-    found = run("launch", 4, "--fault", fault, "--timeout", "2", "--save", str(path), "--every", "1")
-    assert found.returncode != 0 and time.monotonic() - start < 25
-    others = [0, 1, 2, 3] if fault in ("batch", "version") else [0, 2, 3]
-    for rank in others:
-        assert find_error(found, rank, WRONG[fault]), found.stdout
-    assert [p.name for p in tmp_path.iterdir()] in ([], [path.name])
-    if path.exists():
-        assert checkpoint.peek(path)["shards"] == 8
+    fail(4, fault, tmp_path)
 
 
 @pytest.mark.parametrize("fault", ["save", "rate"])

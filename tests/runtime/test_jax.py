@@ -340,16 +340,6 @@ def test_the_mode_is_that_of_each_call() -> None:
     assert not np.array_equal(found["fast"][0], found["reproducible"][0])
 
 
-def test_a_refused_mode_changes_nothing() -> None:
-    before = _foreign.math()
-    with pytest.raises(tlrt.errors.ArgumentError, match="exact"):
-        functions.set_math("exact")
-    assert (
-        _foreign.math() == before
-        and functions.matmul(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32))[0, 0] == 1
-    )
-
-
 @pytest.mark.parametrize(
     "name", [r.name for r in ROWS if r.signature.elementwise and len(r.signature.inputs) > 1 and not r.signature.params]
 )

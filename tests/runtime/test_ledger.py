@@ -234,26 +234,19 @@ def test_a_resumed_run(path: Path) -> None:
         run.close()
 
 
-def test_a_step_done_twice_with_other_results(path: Path) -> None:
+def again(entries: list[dict[str, Any]]) -> None:
+    entries[-1:] = [{**entries[9], "kind": "start", "step": 8}, {**entries[10], "state": entries[9]["state"]}]
+
+
+@pytest.mark.parametrize(("change", "found"), [
+    (again, (8, "step 8 was done twice, with different results")),
+    (lambda entries: entries.remove(next(e for e in entries if e["kind"] == "step" and e["step"] == 3)),
+     (4, "step 4 stands where step 3 is due")),
+], ids=["twice", "left out"])  # fmt: skip
+def test_steps_of_other_numbers(change: Any, found: tuple[int, str], path: Path) -> None:
     train(path)
-
-    def again(entries: list[dict[str, Any]]) -> None:
-        entries[-1:] = [{**entries[9], "kind": "start", "step": 8}, {**entries[10], "state": entries[9]["state"]}]
-
-    rewrite(path, again)
-    assert ledger.read(path).breaks == [(8, "step 8 was done twice, with different results")]
-
-
-def test_a_step_left_out(path: Path) -> None:
-    train(path)
-
-    def without(entries: list[dict[str, Any]]) -> None:
-        place, left_out = next((i, e["step"]) for i, e in enumerate(entries) if e["kind"] == "step" and e["step"] == 3)
-        assert left_out == 3
-        del entries[place]
-
-    rewrite(path, without)
-    assert ledger.read(path).breaks[0] == (4, "step 4 stands where step 3 is due")
+    rewrite(path, change)
+    assert ledger.read(path).breaks[0] == found
 
 
 # ---- the ledger itself

@@ -2,16 +2,12 @@
 
 import inspect
 import math
-import re
 
 import numpy as np
 import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
-import tlrt
-from tests import ROOT
 from tlrt import Session, errors, nn
-from tlrt.nn import schedules
 from tlrt.tape import AnyBuffer
 
 RNG = np.random.default_rng(9)
@@ -61,12 +57,6 @@ def test_batch_norm_in_training_and_after(s, shape):
     wanted = (x - before[0].reshape(spread)) / np.sqrt(before[1].reshape(spread) + eps)
     assert np.allclose(y, wanted * weight.reshape(spread) + bias.reshape(spread), rtol=1e-13, atol=1e-13)
     assert np.array_equal(norm.running_mean.value, before[0]) and np.array_equal(norm.running_var.value, before[1])
-
-
-def test_batch_norm_of_one_image_is_the_operation(s):
-    x, norm = s.const(normals(1, 3, 4, 5)), nn.BatchNorm(s, 3, name="n")
-    alone = s.batchnorm_channel_first(s.reshape(x, (3, 4, 5)), s.use(norm.weight), s.use(norm.bias), 1e-5)
-    assert np.array_equal(norm(x, training=True).numpy()[0], alone.numpy())
 
 
 def test_batch_norm_moves_its_statistics_on_the_device():
@@ -181,13 +171,6 @@ def test_the_convolution_of_a_mamba_block_reaches_back_its_taps(s):
     weight, bias = block.conv_weight.value.astype(np.float64), block.conv_bias.value.astype(np.float64)
     wanted = sum(weight[j] * padded[2 - j : 8 - j] for j in range(3)) + bias
     assert np.allclose(block._convolve(s.const(u)).numpy(), wanted, rtol=1e-14, atol=1e-14)
-
-
-def test_the_page_about_the_examples_shows_what_runs():
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/examples.md").read_text(), re.S)
-    names: dict = {}
-    exec(code, names)
-    assert names["optimizer"].steps == 100
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -309,61 +292,6 @@ def test_bad_sizes_are_refused(s):
     assert_raises_regex(errors.ArgumentError, "expected 1 or more", nn.SelectiveScan, s, 8, 0, name="l")
     assert_raises(NotImplementedError, nn.Layer(), s.zeros((1,)))
     assert nn.Layer().parameters() == []
-
-
-def test_layers_live_in_checkpoints(tmp_path):
-    """Running statistics and draws included, under the parameters' names."""
-
-    def run(session, steps, resume=None):
-        model = nn.Sequential(nn.Linear(session, 4, 6, name="a"), nn.BatchNorm(session, 6, name="n"), nn.Dropout(0.3))
-        optimizer = tlrt.optim.Adam(model.parameters(), lr=0.01)
-        if resume:
-            tlrt.checkpoint.load(resume, session, optimizer)
-        for step in steps:
-            x = np.random.default_rng(step).standard_normal((8, 4))
-            session.backward(session.square(model(session.const(x), training=True)).reduce_mean())
-            optimizer.step()
-            session.reset()
-        tlrt.checkpoint.save(tmp_path / "c", session, optimizer)
-        optimizer.close()
-        return {p.name: p.value.tobytes() for p in model.parameters()}
-
-    with Session("cpu", seed=2) as whole:
-        wanted = run(whole, range(6))
-    with Session("cpu", seed=2) as first:
-        run(first, range(3))
-    with Session("cpu", seed=99) as second:
-        assert run(second, range(3, 6), tmp_path / "c") == wanted
-
-
-def test_schedules_have_their_values():
-    """Those of PyTorch 2.13: OneCycleLR(max_lr, total_steps), StepLR(3, 0.5), CosineAnnealingLR(5, 0.1)."""
-    cycle = [0.04, 0.52, 1.0, 0.950484632013, 0.81174565395, 0.611262021936, 0.388741978064, 0.18825834605, 0.0495193679865,
-             4e-06]  # fmt: skip
-    assert [schedules.one_cycle(k, peak=1.0, total=10) for k in range(10)] == pytest.approx(cycle, rel=1e-9)
-    other = [0.2, 0.821884705063, 1.82811529494, 1.90106789903, 1.22329841302, 0.378133687943, 0.002]
-    own = [schedules.one_cycle(k, peak=2.0, total=7, rise=0.5, start_factor=10, final_factor=100) for k in range(7)]
-    assert own == pytest.approx(other, rel=1e-9)
-    steps = [schedules.step_decay(k, peak=1.0, every=3, factor=0.5) for k in range(8)]
-    assert steps == [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25]
-    annealed = [1.0, 0.914057647469, 0.689057647469, 0.410942352531, 0.185942352531, 0.1, 0.1]
-    own = [schedules.cosine(k, peak=1.0, total=5, final=0.1) for k in range(7)]
-    assert own == pytest.approx(annealed, rel=1e-9)
-    assert [schedules.constant(k, peak=0.3) for k in (0, 10**6)] == [0.3, 0.3]
-
-
-def test_the_cosine_warms_up_along_a_line():
-    rates = [schedules.cosine(k, peak=2.0, total=12, warmup=4) for k in range(13)]
-    assert rates[:5] == [0.5, 1.0, 1.5, 2.0, 2.0] and rates[8] == pytest.approx(1.0) and rates[12] == 0.0
-    assert rates[4:] == sorted(rates[4:], reverse=True)
-    assert schedules.cosine(3, peak=1.0, total=3, warmup=3) == 0.0
-    assert schedules.one_cycle(50, peak=1.0, total=10) == pytest.approx(4e-6)
-
-
-def test_schedules_refuse():
-    assert_raises_regex(errors.ArgumentError, "warmup: got 5", schedules.cosine, 0, peak=1.0, total=4, warmup=5)
-    assert_raises_regex(errors.ArgumentError, "every: got 0", schedules.step_decay, 0, peak=1.0, every=0)
-    assert_raises_regex(errors.ArgumentError, "expected 1 or more", schedules.one_cycle, 0, peak=1.0, total=0)
 
 
 @pytest.mark.parametrize("spatial", [(5,), (4, 3), (2, 3, 2)])

@@ -145,20 +145,6 @@ def test_each_observer_gets_every_event(device: tlrt.Device) -> None:
     assert kinds == {"call", "status", "buffer", "filled", "key", "use", "host", "update", "backward", "reset", "set"}
 
 
-def test_an_observer_that_overrides_nothing_changes_nothing(device: tlrt.Device) -> None:
-    device.observe(Observer())
-    with Session(device) as s:
-        w = s.param([1.0, 2.0], "w")
-        optimizer = optim.SGD([w], lr=0.5)
-        s.backward(s.reduce_sum(w))
-        optimizer.step()
-        s.rand_normal((2,)).numpy()
-        optimizer.lr = 0.25
-        s.reset()
-        assert w.numpy().tolist() == [0.5, 1.5]
-        optimizer.close()
-
-
 def test_a_leafs_gradient_is_reported_once_it_is_complete(device: tlrt.Device) -> None:
     """Before the steps of the nodes that come before it, with the value that backward gives, in storage of its own."""
 

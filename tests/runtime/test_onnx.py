@@ -66,29 +66,12 @@ def language_model() -> Any:
     )  # fmt: skip
 
 
-def running_sums() -> Any:
-    return model(
-        [node("CumSum", "x rows", "a"), node("CumSum", "a columns", "b", reverse=1), node("CumSum", "b rows", "c", exclusive=1),
-         node("CumSum", "c columns", "y", exclusive=1, reverse=1)],
-        [("x", F, [5, 7])], "y", {"rows": np.array(0), "columns": np.array(1)},
-    )  # fmt: skip
-
-
-def masks() -> Any:
-    return model(
-        [node("Greater", "x zero", "p"), node("Less", "x one", "q"), node("And", "p q", "r"), node("Or", "r p", "s"),
-         node("Not", "q", "t"), node("Xor", "s t", "u"), node("Where", "u x one", "y")],
-        [("x", F, [5, 7])], "y", {"zero": np.array(0, np.float32), "one": np.array(1, np.float32)},
-    )  # fmt: skip
-
-
 def tokens() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 11, (2, 7))
 
 
 CASES = {"perceptron": (perceptron, lambda: drawn(9, 4, 6)), "image net": (image_net, lambda: drawn(9, 2, 3, 8, 8)),
-         "language model": (language_model, tokens), "running sums": (running_sums, lambda: drawn(9, 5, 7)),
-         "masks": (masks, lambda: drawn(9, 5, 7))}  # fmt: skip
+         "language model": (language_model, tokens)}  # fmt: skip
 
 
 @pytest.mark.parametrize("device", ["spec", *DEVICES])
@@ -108,30 +91,15 @@ def test_results_are_those_of_the_reference_evaluator(name: str, device: str) ->
         assert np.array_equal(found, again)
 
 
-M, V = np.array([[7, -3, 0], [-8, 5, 2]]), np.array([2, 3, -4])
+M = np.array([[7, -3, 0], [-8, 5, 2]])
 T = np.array([[True, False, True], [False, False, True]])
-#: nodes on integers and masks known before the run, and on floats where no node test of onnx is: operands, attributes
+#: nodes on integers and masks known before the run that neither drawn nodes nor node tests of onnx have
 NODES: list[tuple[Any, ...]] = [
-    *((op, M, V) for op in ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Equal", "Less", "LessOrEqual", "Greater",
-                            "GreaterOrEqual")),
-    *((op, T, V > 2) for op in ("And", "Or", "Xor")), ("Not", T), ("Where", T, M, V),
-    *((op, M) for op in ("Neg", "Abs", "Sign", "Identity", "Size", "Transpose", "NonZero", "Trilu", "Split")),
-    ("Transpose", M[None], {"perm": [1, 2, 0]}), ("Concat", M, M, {"axis": 1}), ("Gather", M, V[:1] - 2),
-    ("Gather", M, np.array([2, 0]), {"axis": 1}), ("Range", np.array(7), np.array(1), np.array(-2)),
-    ("Reshape", M, np.array([0, -1, 1])), ("Reshape", M[:0], np.array([0, 2]), {"allowzero": 1}),
-    ("Slice", M, *np.array([[-1], [-9], [1], [-2]])), ("Slice", M, np.array([0, 1]), np.array([1, 3])),
-    ("Squeeze", M[:1]), ("Squeeze", M[:1, :1], np.array([1])), ("Unsqueeze", M, np.array([0, -1])),
-    ("Expand", M[:1], np.array([2, 1])), ("Expand", T[:1], np.array([2, 3])), ("Flatten", M[None], {"axis": 2}),
-    *((op, M, *axes, {"keepdims": k}) for op in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd") for k in (0, 1)
-      for axes in ([], [np.array([1])])), ("ReduceSum", M, {"noop_with_empty_axes": 1}), ("Flatten", M[None]),
-    ("Tile", M, np.array([2, 3])), ("Clip", M, np.array(-2), np.array(3)), ("Clip", M, np.array(1)),
-    *(("CumSum", M, np.array(1), {"exclusive": e, "reverse": r}) for e in (0, 1) for r in (0, 1)),
-    *(("Trilu", x, np.array(k), {"upper": u}) for x in (M, M.astype(np.float32)) for k in (-1, 1) for u in (0, 1)),
-    ("GatherElements", M, np.array([[2, 0], [1, 1]]), {"axis": 1}), ("GatherND", M, np.array([[1, 2], [0, 0]])),
-    ("GatherND", M, np.array([[1], [0]])), ("Split", M, np.array([2, 1]), {"axis": 1}),
-    ("Split", M, {"axis": 1, "num_outputs": 2}), ("Pad", M, np.array([0, 1, 2, 0])),
-    ("Pad", M, np.array([0, 1, 2, 0]), np.array(9)), ("Pad", M, np.array([1, 2]), np.array(9), np.array([1])),
-    ("Pad", M, np.array([0, 1, 1, 0]), {"mode": "edge"}),
+    ("Reshape", M[:0], np.array([0, 2]), {"allowzero": 1}), ("Slice", M, *np.array([[-1], [-9], [1], [-2]])),
+    ("Slice", M, np.array([0, 1]), np.array([1, 3])), ("Squeeze", M[:1, :1], np.array([1])), ("Expand", T[:1], np.array([2, 3])),
+    ("Split", M), ("Split", M, np.array([2, 1]), {"axis": 1}), ("Split", M, {"axis": 1, "num_outputs": 2}),
+    ("GatherND", M, np.array([[1, 2], [0, 0]])), ("Clip", M, np.array(1)), ("Flatten", M[None], {"axis": 2}),
+    ("Pad", M, np.array([1, 2]), np.array(9), np.array([1])),
     ("Einsum", drawn(1, 3, 4), drawn(2, 4, 5), {"equation": "i j, jk -> ki"}),
 ]  # fmt: skip
 

@@ -33,25 +33,6 @@ def exactly(found: Any, expected: Any, kind: Any) -> None:
     assert found.shape == np.shape(expected) and np.array_equal(found, expected)
 
 
-ARITHMETIC = {
-    "Add": lambda a, b: a + b, "Sub": lambda a, b: a - b, "Mul": lambda a, b: a * b, "Max": max, "Min": min,
-    "Div": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1), "Mod": lambda a, b: a % b,
-    "Pow": lambda a, b: a ** (b % 5), "BitwiseAnd": lambda a, b: a & b, "BitwiseOr": lambda a, b: a | b,
-    "BitwiseXor": lambda a, b: a ^ b,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["int32", "int64", "uint32"])
-@pytest.mark.parametrize("op", ARITHMETIC)
-def test_arithmetic_is_that_of_integers(op: str, kind: str) -> None:
-    for seed in range(4):
-        a, b = drawn(seed, kind, 3, 5), drawn(seed + 9, kind, 5)
-        b = np.where(b == 0, 3, b).astype(kind)
-        b = (b % 5).astype(kind) if op == "Pow" else b
-        expected = [ARITHMETIC[op](int(x), int(y)) for x, y in zip(a.reshape(-1), np.tile(b, 3))]
-        exactly(run(op, a, b), wrapped(np.array(expected, object).reshape(3, 5), a), kind)
-
-
 def test_a_remainder_has_the_sign_of_what_is_asked_and_a_power_below_zero_is_whole() -> None:
     a, b = np.array([7, -7, 7, -7]), np.array([3, 3, -3, -3])
     exactly(run("Mod", a, b, fmod=1), [math.fmod(x, y) for x, y in zip(a, b)], np.int64)
@@ -80,24 +61,6 @@ def test_reductions_stay_in_their_type(kind: str, keep: int) -> None:
 def test_a_root_beyond_its_type_wraps(kind: str) -> None:
     x = np.full(4, np.iinfo(kind).max, kind)
     exactly(run("ReduceL2", x, keepdims=0), wrapped(np.array(2 * int(x[0]), object), x), kind)
-
-
-@pytest.mark.parametrize("kind", ["int32", "int64", "uint8"])
-def test_extremes_and_orders_see_every_bit(kind: str) -> None:
-    for seed in range(5):
-        x = drawn(seed, kind, 7)
-        x[3] = x[5]
-        x[:2] = np.iinfo(kind).max, np.iinfo(kind).min
-        order = sorted(range(7), key=lambda k: (-int(x[k]), k))
-        values, places = run("TopK", x, np.array([4]), outputs=2)
-        exactly(values, x[order[:4]], kind)
-        exactly(places, order[:4], np.int64)
-        rising = sorted(range(7), key=lambda k: (int(x[k]), k))
-        exactly(run("TopK", x, np.array([2]), outputs=2, largest=0)[1], rising[:2], np.int64)
-        exactly(run("ArgMax", x, keepdims=0), order[0], np.int64)
-        exactly(run("ArgMin", x, keepdims=0), rising[0], np.int64)
-        last = max(k for k in range(7) if x[k] == x.max())
-        exactly(run("ArgMax", x, keepdims=0, select_last_index=1), last, np.int64)
 
 
 def test_products_sums_and_choices_of_integers() -> None:

@@ -54,13 +54,11 @@ def within(found: np.ndarray, exact: np.ndarray, ulps: float) -> None:
     assert good.all(), [(found[k], exact[k]) for k in np.flatnonzero(~good)[:5]]
 
 
-#: functions with the units in the last place that their steps add up to: a function of the library has 3/2, a rounding 1/2
+#: functions of several steps with the units in the last place that these add up to: a function of the library has 3/2, a
+#: rounding 1/2
 FUNCTIONS: dict[str, tuple[Any, float]] = {
-    "Sinh": (np.sinh, 6), "Cosh": (np.cosh, 5), "Tanh": (np.tanh, 1.5), "Asinh": (np.arcsinh, 4), "Acosh": (np.arccosh, 4),
-    "Atanh": (np.arctanh, 4), "Tan": (np.tan, 3), "Atan": (np.arctan, 2), "Asin": (np.arcsin, 4), "Acos": (np.arccos, 4),
-    "Exp": (np.exp, 1.5), "Log": (np.log, 1.5), "Sqrt": (np.sqrt, 0), "Reciprocal": (lambda x: 1 / x, 0), "Abs": (np.abs, 0),
-    "Neg": (np.negative, 0), "Floor": (np.floor, 0), "Ceil": (np.ceil, 0), "Round": (np.rint, 0),
-    "Relu": (lambda x: np.maximum(x, 0) + 0.0, 0),
+    "Sinh": (np.sinh, 6), "Cosh": (np.cosh, 5), "Asinh": (np.arcsinh, 4), "Acosh": (np.arccosh, 4), "Atanh": (np.arctanh, 4),
+    "Tan": (np.tan, 3), "Atan": (np.arctan, 2), "Asin": (np.arcsin, 4), "Acos": (np.arccos, 4),
 }  # fmt: skip
 
 
@@ -123,43 +121,25 @@ def test_running_results_that_leave_out_their_element_are_shifted(op: str, rever
         assert (np.abs(found - expected)[finite] <= 5 * 2.0**-23 * size[finite]).all()
 
 
-def test_choices_are_made_by_choosing() -> None:
+def test_a_class_of_no_chance_costs_nothing_where_it_is_no_label() -> None:
     rng = np.random.default_rng(4)
-    for _ in range(5):
-        off, on = rng.choice(np.array([INF, -INF, MOST, -MOST, 0, -0.0], np.float32), 2)
-        index = rng.integers(-6, 7, 5)
-        wanted = np.full((5, 4), off)
-        for k, i in enumerate(index):
-            if -4 <= i < 4:
-                wanted[k, i] = on
-        found = run("OneHot", index, np.array(4), np.array([off, on]))
-        assert np.array_equal(found, wanted) and np.array_equal(np.signbit(found), np.signbit(wanted))
-    x = drawn(6)
-    with np.errstate(all="ignore"):
-        wanted = np.where(x < -0.5, x + np.float32(0.25), np.where(x > 0.5, x - np.float32(0.25), np.float32(0)))
-    assert np.array_equal(run("Shrink", x, bias=0.25), wanted)
-    assert np.array_equal(run("ThresholdedRelu", x, alpha=1.5), np.where(x > 1.5, x, 0))
-    image = x[:30].reshape(5, 6)
-    assert np.array_equal(run("Trilu", image, np.array([1])), np.triu(image, 1), equal_nan=True)
     scores = np.log(rng.random((6, 4))).astype(np.float32)
     scores[:, 1], labels = -INF, np.array([0, 2, 3, 0, 1, 2])
     each = run("NegativeLogLikelihoodLoss", scores, labels, reduction="none")
     assert np.array_equal(each, -scores[range(6), labels])
     kept = run("NegativeLogLikelihoodLoss", scores, labels, reduction="none", ignore_index=1)
     assert np.array_equal(kept, np.where(labels == 1, 0, -scores[range(6), labels]))
+
+
+def test_what_is_chosen_by_comparisons() -> None:
+    x = drawn(6)
+    with np.errstate(all="ignore"):
+        wanted = np.where(x < -0.5, x + np.float32(0.25), np.where(x > 0.5, x - np.float32(0.25), np.float32(0)))
+    assert np.array_equal(run("Shrink", x, bias=0.25), wanted)
     for alpha in (0.5, 2.0):
         with np.errstate(all="ignore"):
             exact = np.where(x > 0, x.astype(np.float64), alpha * np.expm1(np.minimum(x, 0).astype(np.float64) / alpha))
         within(run("Celu", x, alpha=alpha), np.where(x == 0, 0 * x, exact), 3)
-
-
-def test_at_infinity_the_limit_is_the_result() -> None:
-    """Where the formula has 0 times infinity, or infinity over infinity."""
-    ends = np.array([-INF, INF], np.float32)
-    for op in ("HardSwish", "Mish", "Gelu"):
-        found = run(op, ends, opset=20)
-        assert found.tolist() == [0, INF] and np.signbit(found[0])
-    assert run("Softsign", ends).tolist() == [-1, 1]
 
 
 def test_a_power_of_many_is_odd_or_even_as_it_was() -> None:
@@ -192,25 +172,6 @@ def test_a_mask_of_floats_blocks_as_one_of_booleans(device: str) -> None:
     assert np.array_equal(found, expected) and (found[:, :, 2] == 0).all() and np.abs(found[:, :, :2]).min() > 0
 
 
-#: reductions as NumPy has them
-REDUCTIONS: dict[str, Any] = {
-    "ReduceSum": np.sum, "ReduceMean": np.mean, "ReduceMax": np.max, "ReduceMin": np.min, "ReduceProd": np.prod,
-    "ReduceL1": lambda x, **o: np.abs(x).sum(**o), "ReduceL2": lambda x, **o: np.sqrt((x * x).sum(**o)),
-    "ReduceLogSum": lambda x, **o: np.log(x.sum(**o)), "ReduceLogSumExp": lambda x, **o: np.log(np.exp(x).sum(**o)),
-    "ReduceSumSquare": lambda x, **o: (x * x).sum(**o),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("op", REDUCTIONS)
-@pytest.mark.parametrize("keep", [0, 1])
-def test_reductions_are_numpys_over_axes_from_either_end(op: str, keep: int) -> None:
-    x = np.random.default_rng(9).uniform(0.5, 2, (2, 3, 4)).astype(np.float32)
-    for axes in ([0], [-1], [-2], [-3, 1], [2, -3], [-1, -2], [0, 1, -1]):
-        expected = REDUCTIONS[op](x.astype(np.float64), axis=tuple(axes), keepdims=bool(keep))
-        found = run(op, x, np.array(axes), keepdims=keep)
-        assert found.shape == expected.shape and np.allclose(found, expected, 1e-5, 1e-6), axes
-
-
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_norms_neither_overflow_nor_vanish(p: int) -> None:
     for scale in (1e-30, 1.0, 1e30):
@@ -221,20 +182,6 @@ def test_norms_neither_overflow_nor_vanish(p: int) -> None:
         pooled = run("LpPool", x, kernel_shape=[2, 2], strides=[2, 2], p=p)
         blocks = wide.reshape(1, 2, 2, 2, 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(1, 2, 2, 2, 4)
         assert np.allclose(pooled, (blocks**p).sum(-1) ** (1 / p), 8 * 2.0**-23, 0)
-
-
-@pytest.mark.parametrize("aligned", [0, 1])
-@pytest.mark.parametrize("samples", [1, 2])
-def test_affine_grids(samples: int, aligned: int) -> None:
-    for lengths in ((3, 4), (2, 5, 3), (1, 1), (4, 1, 2)):
-        rank = len(lengths)
-        theta = np.random.default_rng(rank).standard_normal((samples, rank, rank + 1)).astype(np.float32)
-        found = run("AffineGrid", theta, np.array([samples, 1, *lengths]), align_corners=aligned, opset=20)
-        assert found.shape == (samples, *lengths, rank)
-        for place in np.ndindex(*lengths):
-            at = [(-1 + (2 * k / max(n - 1, 1) if aligned else (2 * k + 1) / n)) for k, n in zip(place, lengths)]
-            expected = theta.astype(np.float64) @ np.array([*at[::-1], 1.0])
-            assert np.allclose(found[(slice(None), *place)], expected, 1e-5, 1e-5)
 
 
 def test_the_place_of_a_largest_element_is_never_in_the_padding() -> None:

@@ -8,40 +8,6 @@ import pytest
 from tlrt import Session, errors
 from tlspec.drawn import generator
 
-SHAPES = [
-    ((3,), (3,)), ((2, 3), (3,)), ((3,), (3, 4)), ((5, 2, 3), (3, 4)), ((2, 3), (5, 3, 4)), ((5, 2, 3), (3,)), ((3,), (5, 3, 4)),
-    ((5, 2, 3), (1, 3, 4)), ((1, 2, 3), (5, 3, 4)), ((6, 1, 2, 3), (5, 3, 4)), ((6, 5, 2, 3), (5, 3, 4)), ((0, 2, 3), (1, 3, 4)),
-    ((2, 0), (0, 3)), ((6, 5, 2, 3), (3, 4)), ((1, 1, 2, 3), (6, 5, 3, 1)), ((4, 2, 0), (4, 0, 3)),
-]  # fmt: skip
-
-
-@pytest.mark.operations("matmul", "bmm")
-@pytest.mark.parametrize("shapes", SHAPES, ids=str)
-def test_matmul_is_numpys(shapes: tuple[tuple[int, ...], ...]) -> None:
-    """Of small integers, so exactly; and so are the gradients."""
-    rng = generator("matmul", str(shapes))
-    a, b = (rng.integers(-8, 9, size=s).astype(np.float32) for s in shapes)
-    want = np.matmul(a, b)
-    g = rng.integers(-8, 9, size=want.shape).astype(np.float32)
-    with Session("cpu") as s:
-        x, y = s.input(a, requires_grad=True), s.input(b, requires_grad=True)
-        made = x @ y
-        assert made.shape == want.shape
-        np.testing.assert_array_equal(made.numpy(), want)
-        if want.size:
-            s.backward(s.reduce_sum(s.mul(made, s.const(g))))
-            rows, columns = np.atleast_2d(a), b if b.ndim > 1 else b[:, None]
-            full = g.reshape(
-                *np.broadcast_shapes(rows.shape[:-2], columns.shape[:-2]), rows.shape[-2], columns.shape[-1]
-            )
-            for leaf, back, shape in (
-                (x, full @ columns.swapaxes(-1, -2), a.shape), (y, rows.swapaxes(-1, -2) @ full, b.shape)
-            ):  # fmt: skip
-                wide = (1,) * (back.ndim - max(len(shape), 2)) + ((1, *shape) if leaf is x and a.ndim == 1 else
-                        (*shape, 1) if leaf is y and b.ndim == 1 else shape)  # fmt: skip
-                spread = tuple(k for k, (n, m) in enumerate(zip(back.shape, wide, strict=True)) if n != m)
-                np.testing.assert_array_equal(leaf.grad.numpy(), back.sum(axis=spread).reshape(shape))
-
 
 @pytest.mark.operations("linear")
 def test_linear_takes_pytorchs_order() -> None:

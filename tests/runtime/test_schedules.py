@@ -18,6 +18,13 @@ def test_schedules_are_pytorchs():
         (lambda k: schedules.cosine_restarts(k, peak=2.0, period=3, growth=2, final=0.5),
          lambda o: rates.CosineAnnealingWarmRestarts(o, 3, 2, 0.5)),
         (lambda k: schedules.cosine_restarts(k, peak=2.0, period=4), lambda o: rates.CosineAnnealingWarmRestarts(o, 4)),
+        (lambda k: schedules.step_decay(k, peak=2.0, every=3, factor=0.5), lambda o: rates.StepLR(o, 3, 0.5)),
+        (lambda k: schedules.cosine(k, peak=2.0, total=14, final=0.1), lambda o: rates.CosineAnnealingLR(o, 14, 0.1)),
+        (lambda k: schedules.one_cycle(k, peak=2.0, total=14),
+         lambda o: rates.OneCycleLR(o, 2.0, 14, cycle_momentum=False)),
+        (lambda k: schedules.one_cycle(k, peak=2.0, total=14, rise=0.5, start_factor=10, final_factor=100),
+         lambda o: rates.OneCycleLR(o, 2.0, 14, pct_start=0.5, cycle_momentum=False, div_factor=10, final_div_factor=100)),
+        (lambda k: schedules.constant(k, peak=2.0), lambda o: rates.ConstantLR(o, 1.0)),
     ]  # fmt: skip
     for ours, theirs in cases:
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
@@ -41,6 +48,7 @@ def test_cosine_and_polynomial_rise_alike():
     falls = [schedules.polynomial(k, peak=1.0, total=4, warmup=2, power=2.0, final=0.5) for k in (0, 1, 2, 3, 4, 9)]
     assert falls == [*rise, 0.625, 0.5, 0.5]
     assert schedules.cosine(2, peak=1.0, total=2, warmup=2, final=0.25) == 0.25
+    assert schedules.one_cycle(50, peak=1.0, total=10) == pytest.approx(4e-6)
 
 
 def test_schedules_refuse():
@@ -51,6 +59,8 @@ def test_schedules_refuse():
         ),
         (lambda: schedules.cosine_restarts(0, peak=1.0, period=0), "period, growth: got 0, 1"),
         (lambda: schedules.inverse_sqrt(0, peak=1.0, warmup=0), "warmup: got 0"),
+        (lambda: schedules.step_decay(0, peak=1.0, every=0), "every: got 0"),
+        (lambda: schedules.one_cycle(0, peak=1.0, total=0), "expected 1 or more"),
         (lambda: schedules.polynomial(0, peak=1.0, total=2, warmup=3), "warmup: got 3"),
         (lambda: schedules.warmup_stable_decay(0, peak=1.0, total=5, warmup=3, decay=3), "together at most total = 5"),
     ):

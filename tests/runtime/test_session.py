@@ -12,10 +12,9 @@ from numpy.testing import assert_raises, assert_raises_regex
 import tlrt
 from audit.injection import interrupt
 from tests import run_in_thread, unchanged_memory
-from tlrt import AnyBuffer, Session, errors, kernels, nn
+from tlrt import Session, errors, nn
 from tlrt._binding import convert
 from tlrt.session import Options
-from tlspec.ops.random import mix
 
 RNG = np.random.default_rng(7)
 
@@ -50,13 +49,6 @@ def test_operators(s):
     assert a.reshape((-1,)).shape == (4,) and (a.reduce_sum() * 1).item() == 10.0
 
 
-def test_masks_and_steps_need_no_gradient(s):
-    w = s.param([0.5, 1.5, 2.5], "w")
-    assert not any(m.requires_grad for m in (w > 1, w.eq(1), w.sign(), w.floor(), w.round(), w <= 1))
-    s.backward(s.where(w > 1, 2 * w, 0.0).reduce_sum() + w.masked_fill(w > 2, 7.0).reduce_sum())
-    assert np.array_equal(w.grad.numpy(), [1, 3, 2])
-
-
 def test_gelu_by_pytorchs_names(s):
     x = s.input([0.75, -2.0])
     assert np.array_equal(x.gelu(approximate="none").numpy(), x.gelu_erf().numpy())
@@ -86,21 +78,6 @@ def test_gradients_of_reductions_at_zeros_and_ties(s):
         assert gradient(f, [0.0, 0.0]) == [0, 0]
     assert gradient(lambda w: w.logsumexp(1), [[-np.inf, -np.inf], [-np.inf, 0.0]]) == [[0, 0], [0, 1]]
     assert np.signbit(s.const([2.0, -0.0, 3.0]).cumprod(0).numpy()).tolist() == [False, True, True]
-
-
-def test_printed_with_its_values(s):
-    x = s.input([1.5, -2.0], requires_grad=True)
-    assert "1.5" in repr(x) and "shape=(2,)" in repr(x) and "requires_grad" in repr(x)
-    assert "shape=(100, 100)" in repr(s.zeros((100, 100)))
-    s.reset()
-    assert "earlier step" in repr(x)
-
-
-def test_operations_are_methods_of_tensors(s):
-    x = s.input([0.5, -1.0])
-    assert np.array_equal(x.relu().numpy(), s.relu(x).numpy())
-    assert "relu" in dir(x) and "eˣ" in x.exp.__doc__
-    assert_raises_regex(AttributeError, "no attribute 'rely'; there is relu", getattr, x, "rely")
 
 
 def test_a_tensor_is_no_truth_value(s):
@@ -162,12 +139,6 @@ def test_a_parameter_keeps_bits(s):
         assert w.value.view(np.uint32).tolist() == bits.tolist()
 
 
-@pytest.mark.parametrize("value", [np.array([1j]), np.array(["a"]), np.array([object()])])
-def test_dtypes_without_a_float32_form_are_refused(s, value):
-    assert_raises_regex(TypeError, "dtype", s.param, value, "w")
-    assert_raises_regex(TypeError, "dtype", s.input, value)
-
-
 def test_parameter_misuse(s):
     w = s.param([1.0, 2.0], "w")
     assert_raises_regex(ValueError, "'w', which is taken", s.param, [1.0], "w")
@@ -195,44 +166,6 @@ def test_gradients_by_parameter(s):
     assert gradients[frozen].numpy().tolist() == [[1.0, 2.0]] and w not in gradients
 
 
-def test_a_mirror_written_in_place_and_assigned(s):
-    w = s.param([1.0, 2.0], "w")
-    old, before = s.use(w), w.value.tolist()
-    s.tape.kernels.scale(w.mirror, 2.0, out=w.mirror)
-    w.assign(AnyBuffer(w.shape, w.mirror))
-    assert w.value.tolist() == [2.0, 4.0] != before
-    assert_raises_regex(ValueError, "w: got a value changed", s.backward, s.reduce_sum(old))
-
-
-def test_gradient_of_an_input(s):
-    x = s.input([3.0], requires_grad=True)
-    (x * x).backward()
-    assert x.grad.numpy().tolist() == [6.0]
-
-
-def test_using_a_parameter_twice_adds_up(s):
-    w = s.param([3.0], "w")
-    s.mul(w, w).backward()
-    assert w.grad.numpy().tolist() == [6.0]
-
-
-def test_a_second_backward_replaces_the_first(s):
-    w = s.param([3.0], "w")
-    first, second = s.scale(w, 2.0), s.scale(w, 5.0)
-    s.backward(first)
-    s.backward(second)
-    assert w.grad.numpy().tolist() == [5.0]
-
-
-def test_seeds(s):
-    w = s.param([1.0, 2.0], "w")
-    y = s.scale(w, 2.0)
-    assert_raises_regex(ValueError, r"seed: missing, expected one of shape \(2,\)", s.backward, y)
-    assert_raises_regex(ValueError, r"seed: got shape \(3,\), expected \(2,\)", s.backward, y, np.ones(3))
-    s.backward(y, [1.0, 10.0])
-    assert w.grad.numpy().tolist() == [2.0, 20.0]
-
-
 def test_no_grad(s):
     w = s.param([1.0], "w")
     with s.no_grad():
@@ -242,17 +175,6 @@ def test_no_grad(s):
     with Session(s.device, track_gradients=False) as quiet:
         v = quiet.param([1.0], "v")
         assert not quiet.scale(v, 2.0).requires_grad
-
-
-def test_backward_after_an_update_is_refused(s):
-    w = s.param([1.0], "w")
-    y = s.mul(w, w)
-    w.set([2.0])
-    with pytest.raises(ValueError, match=r"w: got a value changed since this tape recorded it, expected reset\(\)"):
-        s.backward(y)
-    s.reset()
-    s.mul(w, w).backward()
-    assert w.grad.numpy().tolist() == [4.0]
 
 
 def test_clip_grad_norm(s):
@@ -309,11 +231,6 @@ def test_draws_are_a_function_of_seed_and_counter(s):
     assert s.counter == counter
 
 
-@pytest.mark.parametrize("x", [0, 1, 2**64 - 1, 12345678901234567890])
-def test_keys_are_splitmix64(x):
-    assert mix(x) == mix(np.array([x], np.uint64))[0] and mix(0) == 0xE220A8397B1DCDAF
-
-
 READERS = {
     "gather_scalar_nat": lambda s, x, i: s.gather_scalar_nat(s.flatten(x), i[0]),
     "gather_vec_nat": lambda s, x, i: s.gather_vec_nat(s.flatten(x), i),
@@ -343,11 +260,6 @@ def test_indices_out_of_range_are_alike(s, name, outside):
         assert_raises_regex(errors.IndexOutOfRangeError, said, READERS[name], checked, x, [outside, 1])
         assert checked.tape.size <= size + 4
         assert READERS[name](checked, x, [3, 1]).numpy().tolist() == READERS[name](s, s.use(w), [3, 1]).numpy().tolist()
-
-
-def test_labels_out_of_range_are_refused_alike(s):
-    for label in (-1, 3, 2**32 - 1):
-        assert_raises(errors.IndexOutOfRangeError, s.cross_entropy, s.zeros((2, 3)), [0, label])
 
 
 @pytest.mark.parametrize("check", [False, True])
@@ -411,29 +323,6 @@ def test_tensors_of_another_time_or_place(s):
     assert s.relu(s.input([-1.0])).item() == 0.0
 
 
-def test_a_refused_operation_records_nothing(s):
-    a, b = s.zeros((2, 3)), s.zeros((2, 3))
-    before = s.tape.size
-    assert_raises(ValueError, s.matmul, a, b)
-    assert_raises(ValueError, s.clamp, a, 1.0, 0.0)
-    assert_raises(TypeError, s.scale, a, "two")
-    assert s.tape.size == before
-
-
-def test_a_closed_session_says_so(s):
-    w = s.param([1.0], "w")
-    s.mul(w, w).backward()
-    w.mirror.fill(9.0)
-    w.updated()
-    s.close()
-    s.close()
-    assert w.value.tolist() == [9.0]
-    for call in (
-        s.reset, lambda: s.param([1.0]), lambda: s.use(w), lambda: s.rand_uniform((2,)), lambda: s.zeros((2,)),
-    ):  # fmt: skip
-        assert_raises(errors.ReleasedError, call)
-
-
 def test_options():
     assert_raises_regex(TypeError, "colour", Session, "cpu", colour="red")
     assert_raises_regex(ValueError, "fp32", Session, "cpu", matmul_precision="half")
@@ -441,24 +330,6 @@ def test_options():
     assert_raises_regex(ValueError, "seed", Session, "cpu", seed=-1)
     with Session(options=Options(device="cpu", requires_grad_by_default=False)) as s:
         assert not s.param([1.0]).requires_grad and copy.copy(s.options) == s.options
-
-
-def test_a_vjp_that_raises_leaves_the_session_usable(s, monkeypatch):
-    y = s.reduce_sum(s.tanh(s.exp(s.param([1.0, 2.0], "w"))))
-    live = s.device.memory().live_buffers
-    step = s.tape._step
-
-    def broken(grads, id, node, g, sharing):
-        if node.name == "exp":
-            raise RuntimeError("planted")
-        step(grads, id, node, g, sharing)
-
-    monkeypatch.setattr(s.tape, "_step", broken)
-    assert_raises_regex(RuntimeError, "planted", s.backward, y)
-    assert s.device.memory().live_buffers == live
-    monkeypatch.undo()
-    s.backward(y)
-    s.reset()
 
 
 def steps(s: Session, count: int) -> None:
@@ -483,26 +354,7 @@ def steps(s: Session, count: int) -> None:
 
 
 def test_memory_stays_flat(s):
-    steps(s, 50 if s.device.name == "spec" else 10_000)
-
-
-def test_gradients_have_storage_of_their_own(s):
-    """Both operands of a sum receive its cotangent; changing one gradient in place leaves the other."""
-    a, b = s.param([1.0, 2.0], "a"), s.param([3.0, 4.0], "b")
-    found = s.backward(s.reduce_sum(s.add(a, b)))
-    assert found[a].buffer.references == found[b].buffer.references == 1
-    if s.device.name != "spec":
-        kernels.scale(found[a].buffer, 5.0, out=found[a].buffer)
-        assert found[a].numpy().tolist() == [5, 5]
-    assert found[b].numpy().tolist() == [1, 1]
-
-
-def test_what_no_grad_computes_is_a_constant(s):
-    w = s.param([3.0], "w")
-    s.use(w)
-    with s.no_grad():
-        square = s.mul(w, w)
-    assert s.backward(s.reduce_sum(s.mul(square, w)))[w].numpy().tolist() == [9]
+    steps(s, 50 if s.device.name == "spec" else 1000)
 
 
 def test_operations_tell_zeros_of_both_signs_apart(s):

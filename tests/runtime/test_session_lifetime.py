@@ -217,6 +217,18 @@ def test_an_operation_undone_after_a_reset_takes_nothing_of_the_new_step(s):
     assert s.backward(program.y)[w].numpy().tolist() == [6.0]
 
 
+def test_a_parameter_of_an_operation_undone_is_used_anew(s):
+    """Its leaf goes with the operation, and that of a parameter used before stays."""
+    w, v = s.param([[1.0, 2.0]], "w"), s.param([3.0], "v")
+    before = s.use(v)
+    with pytest.raises(ZeroDivisionError):
+        atomic(lambda self: (self.square(w), 1 // 0))(s)
+    assert s.use(v).id == before.id
+    squares = s.square(v)  # has the place on the tape that the leaf had
+    s.backward(s.reduce_sum(s.square(w)) + s.reduce_sum(squares))
+    assert w.grad.numpy().tolist() == [[2.0, 4.0]] and v.grad.numpy().tolist() == [6.0]
+
+
 def test_a_parameter_used_during_a_reset_belongs_to_the_step_before(s):
     w, append = s.param([2.0], "w"), s.tape._append
 

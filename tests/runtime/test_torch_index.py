@@ -46,8 +46,6 @@ SUMS: dict[str, Any] = {
     "take": lambda x, v: x.take(L(3, 3, -1, 19)) * v[0],
     "index": lambda x, v: x[[0, 0, 2]] * v[:3],
     "index_select": lambda x, v: x.index_select(1, L(1, 1, 3)) * v[:, :3],
-    "embedding": lambda x, v: F.embedding(L(1, 1, 4, 1), x, padding_idx=4) * v[:4],
-    "embedding by frequency": lambda x, v: F.embedding(L(1, 1, 4, 0), x, scale_grad_by_freq=True) + v[:4],
     "repeat_interleave": lambda x, v: x.repeat_interleave(L(1, 0, 2, 1, 1), 0) * v,
     "as_strided": lambda x, v: x.as_strided((4, 4), (1, 2)) * v[:4],
     "unfold": lambda x, v: x.unfold(0, 3, 1) * v[:3, :, None],

@@ -40,36 +40,13 @@ LISTS = torch.tensor(
 SIGNS = torch.tensor([1, -1, 1, 1, -1, 1])
 #: of a matrix x of 6 by 6 and another y of its type
 CASES: dict[str, Any] = {
-    "bce": lambda x, y: F.binary_cross_entropy(unit(x), unit(y)),
-    "bce with weights": lambda x, y: F.binary_cross_entropy(unit(x), unit(y), y.abs(), reduction="sum"),
-    "bce of logits": lambda x, y: F.binary_cross_entropy_with_logits(x * 9, unit(y), pos_weight=y[0].abs(), weight=y[1].abs()),
-    "smooth l1": lambda x, y: F.smooth_l1_loss(x, y, beta=0.7),
-    "smooth l1, sum": lambda x, y: F.smooth_l1_loss(x, y, reduction="sum"),
-    "huber": lambda x, y: F.huber_loss(x, y, delta=0.7),
-    "huber of each": lambda x, y: F.huber_loss(x, y, reduction="none"),
-    "l1": lambda x, y: F.l1_loss(x, y),
-    "kl": lambda x, y: F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean"),
-    "kl of logarithms": lambda x, y: F.kl_div(x.log_softmax(1), y.log_softmax(1), log_target=True, reduction="sum"),
-    "poisson": lambda x, y: F.poisson_nll_loss(x, y.abs(), full=True),
-    "gaussian": lambda x, y: F.gaussian_nll_loss(x, y, y.abs() + 0.1),
-    "hinge": lambda x, y: F.hinge_embedding_loss(x, SIGNS.to(x.device)),
-    "cosine": lambda x, y: F.cosine_embedding_loss(x, y, SIGNS.to(x.device), margin=0.1),
-    "soft margin": lambda x, y: F.soft_margin_loss(x, y.sign()),
-    "margin ranking": lambda x, y: F.margin_ranking_loss(x[0], x[1], SIGNS.to(x), margin=0.2),
-    "multi margin": lambda x, y: F.multi_margin_loss(x, LABELS.to(x.device), weight=y[0].abs(), margin=0.8),
-    "multi margin, squares": lambda x, y: F.multi_margin_loss(x, LABELS.to(x.device), p=2, reduction="none"),
     "multi-label margin": lambda x, y: F.multilabel_margin_loss(x, LISTS.to(x.device)),
     "multi-label margin of each": lambda x, y: F.multilabel_margin_loss(x * 3, LISTS.to(x.device), reduction="none"),
     "multi-label margin of one": lambda x, y: F.multilabel_margin_loss(x[0], LISTS[1].to(x.device), reduction="sum"),
     "norms of any order": lambda x, y: sum(torch.linalg.vector_norm(x, p, dim=1) for p in (0.5, -1.0, -0.7, 2.5)),
-    "multi-label soft margin": lambda x, y: F.multilabel_soft_margin_loss(x, (y > 0).to(x)),
-    "triplet": lambda x, y: F.triplet_margin_loss(x, y, y.flip(0)),
-    "cosine similarity": lambda x, y: F.cosine_similarity(x, y),
     "normalize": lambda x, y: F.normalize(x),
     "glu": lambda x, y: F.glu(x, 0) + F.glu(x).t()[:, :6].sum(),
     "log sigmoid": lambda x, y: F.logsigmoid(x * 30),
-    "celu": lambda x, y: F.celu(x, 0.7),
-    "selu": lambda x, y: F.selu(x),
     "elu in place": lambda x, y: F.elu(x + 0, inplace=True),
     "softsign": lambda x, y: F.softsign(x),
     "tanhshrink": lambda x, y: F.tanhshrink(x),
@@ -90,7 +67,6 @@ CASES: dict[str, Any] = {
     "cdist, p = inf": lambda x, y: torch.cdist(x, y, p=float("inf")),
     "pdist": lambda x, y: F.pdist(x),
     "pdist, p = 1": lambda x, y: F.pdist(x, 1.0),
-    "pairwise distance": lambda x, y: F.pairwise_distance(x, y),
     "weight norm": lambda x, y: torch._weight_norm(x, y[:, :1], 0),
     "weight norm of the last axis": lambda x, y: torch._weight_norm(x, y[:1], 1),
     "cross": lambda x, y: torch.linalg.cross(x[:, :3], y[:, :3]) + torch.linalg.cross(x[:3], y[:3], dim=0).t()[:, :3].sum(),
@@ -106,19 +82,7 @@ CASES: dict[str, Any] = {
     "erfinv": lambda x, y: torch.erfinv(unit(x)),
 }  # fmt: skip
 #: their gradients are not differentiable in PyTorch
-ONCE = {
-    "cdist",
-    "cdist, p = 1",
-    "cdist, p = 3",
-    "cdist, p = inf",
-    "pdist",
-    "pdist, p = 1",
-    "multi margin",
-    "multi margin, squares",
-    "multi-label margin",
-    "multi-label margin of each",
-    "multi-label margin of one",
-}
+ONCE = {n for n in CASES if n.startswith(("cdist", "pdist", "multi-label margin"))}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -181,42 +145,11 @@ def test_powers_of_two_have_whole_logarithms() -> None:
         assert torch.equal(torch.log2(torch.ldexp(torch.ones(()), e)), e.float())
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("mode_of", ["sum", "mean", "max"])
-def test_bags_of_embeddings(mode_of: str, padded: bool) -> None:
-    index, offsets = torch.tensor([1, 1, 5, 2, 0, 5, 1]), torch.tensor([0, 3, 3, 5])
-    weights = drawn(5, 7).abs() if mode_of == "sum" else None
-
-    def run(dtype: Any) -> list[Any]:
-        table = drawn(1, 6, 4).to(dtype).requires_grad_()
-        each = weights.to(dtype).requires_grad_() if weights is not None else None
-        y = F.embedding_bag(
-            index, table, offsets, mode=mode_of, per_sample_weights=each, padding_idx=2 if padded else None
-        )
-        return [y, *torch.autograd.grad(y.square().sum(), [table] + ([each] if each is not None else []))]
-
-    with mode.reproducible(strict=True):
-        found = run(torch.float32)
-    for mine, theirs in zip(found, run(torch.float64), strict=True):
-        near(mine, theirs, 16, 0.1)
-
-
 def test_rows_are_shortened() -> None:
     x = drawn(1, 6, 6)
     with mode.reproducible(strict=True):
         found = torch.renorm(x, 2, 0, 1.5)
     near(found, torch.renorm(x.double(), 2, 0, 1.5), 8)
-
-
-def test_rows_of_embeddings_are_shortened() -> None:
-    table = drawn(1, 6, 4) * 3
-    with mode.reproducible(strict=True):
-        mine = table.clone()
-        F.embedding(torch.tensor([1, 1, 5]), mine, max_norm=1.0)
-    exact = table.double()
-    F.embedding(torch.tensor([1, 1, 5]), exact, max_norm=1.0)
-    near(mine, exact, 8)
-    assert torch.equal(mine[0], table[0])
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.torch_cases import ROUNDINGS, drawn, mode, torch
+from tests import DEVICES
+from tests.runtime.torch_cases import ROUNDINGS, drawn, mode, place, torch
 from tlspec.drawn import generator
 
 FLAG = (False, True)
@@ -82,7 +83,7 @@ for n, x in RANKS.items():  # some options differ by axis
     }  # fmt: skip
 
 
-def computed(layer: Any, inputs: tuple[Any, ...], dtype: Any, penalty: bool) -> list[Any]:
+def computed(layer: Any, inputs: list[Any], dtype: Any, penalty: bool) -> list[Any]:
     """The results, their gradients along drawn directions, those of a penalty on these, and what the layer keeps afterwards."""
     leaves = [x.to(dtype, copy=True).requires_grad_() if x.is_floating_point() else x for x in inputs]
     results = [y for y in torch.utils._pytree.tree_leaves(layer(*[x.clone() for x in leaves])) if y is not None]
@@ -104,10 +105,12 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", LAYERS)
-def test_options_of_layers_mean_what_they_mean_in_pytorch(name: str, thorough: bool) -> None:
+def test_options_of_layers_mean_what_they_mean_in_pytorch(name: str, device: str, thorough: bool) -> None:
     """Each value of an option several times, in an order that is drawn for each option. What PyTorch refuses is passed over."""
     inputs, options = LAYERS[name]
+    placed = [x.to(place(device)) for x in inputs]
     draw, count = generator("options", name), (100 if thorough else 16) * max(map(len, options.values()))
     orders = [[v[i] for _ in range(count) for i in draw.permutation(len(v))][:count] for v in options.values()]
     agreed = 0
@@ -118,11 +121,11 @@ def test_options_of_layers_mean_what_they_mean_in_pytorch(name: str, thorough: b
             layer = getattr(torch.nn, name.split()[0])(**chosen).train(training)
             for i, p in enumerate(layer.parameters()):
                 p.data.copy_(drawn(50 + i, *p.shape))
-            exact = computed(copy.deepcopy(layer).double(), inputs, torch.float64, turn % 3 == 0)
+            exact = computed(copy.deepcopy(layer).double(), list(inputs), torch.float64, turn % 3 == 0)
         except (ValueError, RuntimeError):
             continue
         with mode.reproducible(strict=True):
-            found = computed(layer, inputs, torch.float32, turn % 3 == 0)
+            found = computed(layer.to(place(device)), placed, torch.float32, turn % 3 == 0)
         size = max(float(x.nan_to_num(0, 0, 0).abs().max()) for x in (*inputs, *exact) if x.numel())
         for mine, theirs in zip(found, exact, strict=True):
             slack = ROUNDINGS * 2.0**-24 * size if theirs.is_floating_point() else 0

@@ -208,14 +208,6 @@ def test_integer_mode_is_exact() -> None:
                 break
 
 
-@pytest.mark.only(where=lambda row: row.contract.checks)
-def test_checks_can_be_broken(row: Op) -> None:
-    for check in row.contract.checks:
-        values = drawn.break_check(row, check)
-        assert values is not None, check.expression
-        assert drawn.refused_by(row, values) is check
-
-
 @pytest.mark.parametrize("data", ["normal", "integers", "special"])
 @pytest.mark.parametrize("name", ["conv", "mul", "softmax", "gather_rows", "adam_step"])
 def test_directions_drawn_together_are_those_drawn_alone(name: str, data: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tlspec import registry
 from tlspec.bounds import call_named
-from tlspec.draw.cases import DATA, SIZES, Draw, _admissible, _move, break_check, build_case, generator
+from tlspec.draw.cases import DATA, SIZES, Draw, _admissible, _move, break_check, build_case, generator, refused_by
 from tlspec.draw.data import double, fill
 from tlspec.draw.draws import DIMS, LIMITS
 from tlspec.ops import conv, pool
@@ -223,7 +223,7 @@ def test_a_check_is_broken_by_the_argument_that_it_blames(row: Op) -> None:
                 break
             start = _admissible(row, generator("refused", row.name, check.expression, seed), SIZES["small"])
             values = break_check(row, check, seed)
-            assert values is not None
+            assert values is not None and refused_by(row, values) is check
             blamed |= not np.array_equal(values[check.name], start[check.name])
             for p in row.signature.sizes + tuple(p.name for p in row.signature.params if p.kind != "float"):
                 assert np.min(values[p], initial=0) >= 0 and np.max(values[p], initial=0) < 2**64

@@ -23,7 +23,7 @@ def at(*sizes: str) -> Callable[..., Point]:
     return lambda *v: (dict(zip(sizes, v, strict=False)), set(v[len(sizes) :]))
 
 
-matrix, cube, transform = at("rows", "cols"), at("a", "b", "c"), at("batch", "n")
+matrix, transform = at("rows", "cols"), at("batch", "n")
 modes, scan, repeated = at("grid", "modes", "width"), at("seq_len", "state"), at("in_dims", "out_dims", "axis_map")
 picked, labelled = at("rows", "indices"), at("rows", "cols", "labels")
 folded, running = at("dims", "axes"), at("dims", "axis", "reverse")

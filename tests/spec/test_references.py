@@ -238,7 +238,7 @@ def test_every_reference_has_kernels_here() -> None:
 def test_a_right_kernel_passes_and_a_wrong_one_fails(name: str) -> None:
     """The line of the report repeats the case."""
     right, wrong = KERNELS[name]
-    few: dict[str, Any] = {"cases": {"small": 16, "edges": 2}, "empty": False, "repeats": 50,
+    few: dict[str, Any] = {"cases": {"small": 8, "edges": 2}, "empty": False, "repeats": 8,
                            "isolate": False}  # fmt: skip
     report = tlspec.check(right, name, **few)
     assert report.ok and not report.findings, report

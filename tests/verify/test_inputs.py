@@ -14,6 +14,18 @@ A23, SIX, ONE = np.ones((2, 3)), np.ones(6), np.ones(1)
 #: operations, the file's arrays, words of the refusal
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bmm", {"A": A23}, "bmm: B: not in the file"),
+    ("bmm", {"A": A23.astype(np.float16), "B": A23}, "A: got dtype float16"),
+    ("cumsum", {"x": np.zeros([1] * 9), "axis": 0, "reverse": 0}, "dims: got 9 axes, expected at most 8"),
+    (
+        "broadcast_vec_to_rows",
+        {"vec": ONE, "rows": 2**32},
+        r"rows: got 4294967296, expected an integer in \[0, 2\^32\)",
+    ),
+    (
+        "broadcast_vec_to_rows",
+        {"vec": np.ones(2), "rows": 2**31},
+        r"has 4294967296 elements, expected fewer than 2\^32",
+    ),
     ("bmm,matmul", {"A": A23}, "which fit no operation:\n  (bmm|matmul): "),
     ("add,matmul", {"a": ONE, "b": ONE, "A": A23}, "matmul: B: not in the file"),
     ("matmul", {"A": np.ones((2**32, 0)), "B": np.ones((0, 1))}, r"matmul: m: got 4294967296, expected below 2\^32"),

@@ -243,42 +243,6 @@ def test_own_numbers_out_of_range(tmp_path: Path) -> None:
                 assert_raises_regex(InputError, rf"^{row.name}: ", infer, row, {**right, key: np.asarray(value)})
 
 
-@pytest.mark.parametrize("which", ["x", "list"])
-def test_own_arrays_of_nine_axes(which: str) -> None:
-    row = some(lambda r: [a.dims for a in r.signature.inputs] == [("*dims",)] and r.signature.params)
-    name = row.signature.inputs[0].name
-    arrays = {p.name: np.asarray(0) for p in row.signature.params}
-    arrays |= {name: np.zeros([1] * 9)} if which == "x" else {name: np.zeros(1), "dims": np.ones(9, int)}
-    assert_raises_regex(InputError, "dims: got 9 axes, expected at most 8", infer, row, arrays)
-
-
-def test_own_dimensions_of_too_many_elements() -> None:
-    sizes = lambda sig: [len(a.dims) for a in sig.inputs]
-    spread = lambda sig: sizes(sig) == [1] and len(sig.dims) == 2 and sig.outputs[0].dims == sig.dims
-    row = some(lambda r: spread(r.signature))
-    a = row.signature.inputs[0]
-    other = next(d for d in row.signature.dims if d not in a.dims)
-    with pytest.raises(InputError, match=rf"out: \[rows, cols\] has {2**32} elements, expected fewer than 2\^32"):
-        infer(row, {a.name: np.zeros(2), other: np.asarray(2**31)})
-    with pytest.raises(InputError, match=rf"{other}: got {2**32}, expected an integer in \[0, 2\^32\)"):
-        infer(row, {a.name: np.zeros(2), other: np.asarray(2**32)})
-    values, _ = infer(row, {a.name: np.zeros(2), other: np.asarray(2**31 - 1)})
-    assert values[other] == 2**31 - 1
-
-
-def test_own_arrays_that_do_not_fit() -> None:
-    case = draw_case(SHAPED, 5, "normal", "small")
-    arrays = {k: x for k, x in case.inputs.items() if x is not None}
-    first, second = SHAPED.signature.inputs
-    assert_raises_regex(InputError, f"{second.name}: not in the file", infer, SHAPED, {first.name: arrays[first.name]})
-    with pytest.raises(InputError, match=f"{first.name}: got dtype complex"):
-        infer(SHAPED, {**arrays, first.name: arrays[first.name].astype(complex)})
-    with pytest.raises(InputError, match=f"{first.name}: got dtype float16"):
-        infer(SHAPED, {**arrays, first.name: arrays[first.name].astype(np.float16)})
-    with pytest.raises(InputError, match="expected"):
-        infer(SHAPED, {**arrays, first.name: arrays[first.name].reshape(-1, 1, 1, 1, 1)})
-
-
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert verify.main(["--list"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
