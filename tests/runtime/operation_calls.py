@@ -463,10 +463,10 @@ CALLS: dict[str, list[Call]] = {
         Call(((),) * 3, lambda t, *xs: t.stack(xs), lambda *xs: np.stack(xs)),
     ],
     "split": [
-        Call(((3, 5),), lambda t, x: t.split(x, 2, 1)[2], lambda x: x[:, 4:]),
+        Call(((3, 5),), lambda t, x: t.split(x, 2, 1)[-1], lambda x: x[:, 4:]),
         Call(((3, 5),), lambda t, x: t.split(x, (1, 0, 2))[2], lambda x: x[1:]),
     ],
-    "chunk": [Call(((3, 5),), lambda t, x: t.chunk(x, 2, 1)[1], lambda x: x[:, 3:])],
+    "chunk": [Call(((3, 5),), lambda t, x: t.chunk(x, 2, 1)[-1], lambda x: x[:, 3:])],
     "pad": [
         *one("pad", lambda x: np.pad(x, ((1, 0), (2, 3))), shape=(2, 3), widths=((1, 0), (2, 3))),
         *one("pad", lambda x: np.pad(x, 1, constant_values=2), shape=(2, 3), widths=1, value=2.0),
@@ -558,7 +558,7 @@ CALLS: dict[str, list[Call]] = {
     ],
     "kl_div": [
         *of("kl_div", lambda x, t: (t * (np.log(t) - x)).mean(), ((2, 3), (2, 3)), positive=True),
-        *of("kl_div", lambda x, t: (t * (np.log(t) - x)).sum() / 2, ((2, 3), (2, 3)), positive=True, reduction="batchmean"),
+        *of("kl_div", lambda x, t: (t * (np.log(t) - x)).sum() / len(x), ((2, 3), (2, 3)), positive=True, reduction="batchmean"),
         *of("kl_div", lambda x, t: np.exp(t) * (t - x), ((2, 3), (2, 3)), log_target=True, reduction="none"),
     ],
     "cross_entropy": [

@@ -244,6 +244,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "every result within its bound" in capsys.readouterr().out
     np.savez(tmp_path / "in.npz", x=drawn(1, 5, 6))
     assert main(["onnx", file, "--compare", "spec,cpu", "--inputs", str(tmp_path / "in.npz")]) == 0
+    onnx.save(model([node("Log", "x", "y")], [("x", F, ["n"])], "y", {}), file)
+    for options, status in (([], 0), (["--sizes", "n=8"], 1)):
+        assert main(["onnx", file, "--compare", "spec,cpu", *options]) == status
+        assert ("NaN begins at" in capsys.readouterr().out) == bool(status)
     assert main(["onnx", str(tmp_path / "none.onnx")]) == 2
     assert "tlrt onnx:" in capsys.readouterr().err
 

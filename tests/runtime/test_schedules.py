@@ -15,21 +15,20 @@ def test_schedules_are_pytorchs():
         (lambda k: schedules.milestones(k, peak=2.0, at=(3, 7), factor=0.5), lambda o: rates.MultiStepLR(o, [3, 7], 0.5)),
         (lambda k: schedules.polynomial(k, peak=2.0, total=9, power=2.0), lambda o: rates.PolynomialLR(o, 9, 2.0)),
         (lambda k: schedules.linear(k, peak=2.0, total=9, final=0.5), lambda o: rates.LinearLR(o, 1.0, 0.25, 9)),
-        (lambda k: schedules.cosine_restarts(k, peak=2.0, period=3, growth=2, final=0.5),
-         lambda o: rates.CosineAnnealingWarmRestarts(o, 3, 2, 0.5)),
-        (lambda k: schedules.cosine_restarts(k, peak=2.0, period=4), lambda o: rates.CosineAnnealingWarmRestarts(o, 4)),
+        *[(lambda k, p=p, g=g: schedules.cosine_restarts(k, peak=2.0, period=p, growth=g, final=0.5),
+           lambda o, p=p, g=g: rates.CosineAnnealingWarmRestarts(o, p, g, 0.5)) for p in (1, 2, 4) for g in (1, 2, 3)],
         (lambda k: schedules.step_decay(k, peak=2.0, every=3, factor=0.5), lambda o: rates.StepLR(o, 3, 0.5)),
-        (lambda k: schedules.cosine(k, peak=2.0, total=14, final=0.1), lambda o: rates.CosineAnnealingLR(o, 14, 0.1)),
-        (lambda k: schedules.one_cycle(k, peak=2.0, total=14),
-         lambda o: rates.OneCycleLR(o, 2.0, 14, cycle_momentum=False)),
-        (lambda k: schedules.one_cycle(k, peak=2.0, total=14, rise=0.5, start_factor=10, final_factor=100),
-         lambda o: rates.OneCycleLR(o, 2.0, 14, pct_start=0.5, cycle_momentum=False, div_factor=10, final_div_factor=100)),
+        (lambda k: schedules.cosine(k, peak=2.0, total=20, final=0.1), lambda o: rates.CosineAnnealingLR(o, 20, 0.1)),
+        (lambda k: schedules.one_cycle(k, peak=2.0, total=20),
+         lambda o: rates.OneCycleLR(o, 2.0, 20, cycle_momentum=False)),
+        (lambda k: schedules.one_cycle(k, peak=2.0, total=20, rise=0.5, start_factor=10, final_factor=100),
+         lambda o: rates.OneCycleLR(o, 2.0, 20, pct_start=0.5, cycle_momentum=False, div_factor=10, final_div_factor=100)),
         (lambda k: schedules.constant(k, peak=2.0), lambda o: rates.ConstantLR(o, 1.0)),
     ]  # fmt: skip
     for ours, theirs in cases:
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
         schedule = theirs(optimizer)
-        for k in range(14):
+        for k in range(20):
             assert ours(k) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-12), k
             optimizer.step(), schedule.step()
 

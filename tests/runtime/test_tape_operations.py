@@ -2,6 +2,8 @@
 
 import inspect
 import itertools
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +15,7 @@ import tlrt
 from tests.runtime import tape_checks
 from tests.runtime.operation_calls import CALLED, CALLS, OPTIONAL, STEPS, Call
 from tlrt._operations import Operations
+from tlrt.errors import TorchleanError
 from tlrt.spec import SpecDevice
 from tlrt.tape import AnyBuffer, Tape
 from tlspec import registry
@@ -56,6 +59,23 @@ def test_computes_what_it_says(called: tuple[str, Call]) -> None:
         got, wanted = tape.value(out).numpy(), np.asarray(call.computes(*[a.astype(np.float64) for a in arrays]))
         assert tape.shape(out) == wanted.shape
         assert np.all(np.abs(got - wanted) <= spacing(np.abs(wanted).max(initial=0)))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_of_no_elements_it_computes_the_same_or_is_refused(called: tuple[str, Call]) -> None:
+    """Each size of the operands is 0 in turn, where NumPy then has a result."""
+    name, call = called
+    for size in {n for shape in call.shapes for n in shape}:
+        empty = replace(call, shapes=tuple(tuple(n * (n != size) for n in shape) for shape in call.shapes))
+        arrays = empty.operands(name)
+        try:
+            wanted = np.asarray(empty.computes(*[a.astype(np.float64) for a in arrays]))
+        except Exception:  # of many types
+            continue
+        with Tape(SpecDevice()) as tape, suppress(TorchleanError):
+            got = tape.value(on(tape, empty, arrays)[1]).numpy()
+            assert got.shape == wanted.shape
+            assert np.array_equal(got.astype(np.float32), wanted.astype(np.float32), equal_nan=True)
 
 
 def test_gradient_is_the_derivative(called: tuple[str, Call]) -> None:

@@ -189,7 +189,14 @@ CASES: dict[str, Any] = {
     "heads and a mask that broadcast": lambda x: F.scaled_dot_product_attention(
         x.view(1, 2, 3, 6), x[None, None, :3], x[None, None, 3:], attn_mask=x[:3, :1].detach()),
     "a mask of one column": lambda x: F.scaled_dot_product_attention(*3 * [x.view(1, 2, 3, 6)], attn_mask=x[:3, :1].detach()),
-    "sum and product by rows": lambda x: torch.addmm(x[0], x, x),
+    "sums and products with factors": lambda x: torch.cat([
+        add(y, *of, beta=beta, alpha=alpha).flatten() for beta in (0, 0.5, 1) for alpha in (1, 2) for add, of, ys in (
+            (torch.addmm, (x, x), (x[0], x[:, :1], x)), (torch.addmv, (x, x[0]), (x[1], x[1, 1])),
+            (torch.addr, (x[0], x[1]), (x[2], x)), (torch.addbmm, (x[None], x[None]), (x[0], x)),
+            (torch.baddbmm, (x[None], x[None]), (x[0], x[None]))) for y in ys]),
+    "dropout of none and of all": lambda x: torch.cat([
+        drop(x, p, training) for drop in (F.dropout, F.dropout1d, F.alpha_dropout, F.feature_alpha_dropout)
+        for p, training in ((0.0, True), (1.0, True), (0.5, False))]),
     "layer norm of data": lambda x: F.layer_norm(x.detach(), (6,), x[0], x[1]),
     "batch norm of data": lambda x: F.batch_norm(x.detach(), x[0].detach(), x[1].detach().abs() + 1, x[2], x[3]),
 }  # fmt: skip

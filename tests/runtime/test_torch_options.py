@@ -62,7 +62,8 @@ LAYERS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     **dict.fromkeys(("Hardshrink", "Softshrink"), ((X,), {"lambd": (0.5, 0.0, 1.2)})),
     **dict.fromkeys(("Softmax", "Softmin", "LogSoftmax"), ((X,), {"dim": (0, 1, -1)})),
     **dict.fromkeys(("ReLU", "ReLU6", "SELU", "SiLU", "Mish", "Hardsigmoid", "Hardswish"), ((X * 3,), {"inplace": FLAG})),
-    "CTCLoss": ((drawn(9, 9, 2, 5), torch.tensor([[1, 1, 3], [3, 2, 4]]), torch.tensor([9, 2]), torch.tensor([3, 3])),
+    "CTCLoss": ((drawn(9, 9, 4, 5), torch.tensor([[1, 1, 3], [3, 2, 4], *[[2, 2, 3]] * 2]), torch.tensor([9, 2, 0, 0]),
+                 torch.tensor([3, 3, 1, 0])),
                 {**REDUCED, "blank": (0, 1), "zero_infinity": FLAG}),
     "MultiheadAttention": ((drawn(7, 2, 4, 8), *[drawn(8, 2, 4, 8)] * 2), {
         "embed_dim": (8,), "num_heads": (1, 4), "bias": FLAG, "add_bias_kv": FLAG, "add_zero_attn": FLAG, "batch_first": FLAG}),
@@ -83,13 +84,13 @@ for n, x in RANKS.items():  # some options differ by axis
     }  # fmt: skip
 
 
-def computed(layer: Any, inputs: list[Any], dtype: Any, penalty: bool) -> list[Any]:
+def computed(layer: Any, inputs: list[Any], dtype: Any, penalty: bool, trained: bool) -> list[Any]:
     """The results, their gradients along drawn directions, those of a penalty on these, and what the layer keeps afterwards."""
-    leaves = [x.to(dtype, copy=True).requires_grad_() if x.is_floating_point() else x for x in inputs]
+    leaves = [x.to(dtype, copy=True).requires_grad_(trained) if x.is_floating_point() else x for x in inputs]
     results = [y for y in torch.utils._pytree.tree_leaves(layer(*[x.clone() for x in leaves])) if y is not None]
     heads, wanted = ([x for x in xs if x.requires_grad] for xs in (results, (*leaves, *layer.parameters())))
     along = [drawn(90 + i, *y.shape).to(y) for i, y in enumerate(heads)]
-    gradients = torch.autograd.grad(heads, wanted, along, allow_unused=True, create_graph=penalty)
+    gradients = torch.autograd.grad(heads, wanted, along, allow_unused=True, create_graph=penalty) if heads else ()
     loss = [g.square().sum() for g in gradients if penalty and g is not None and g.requires_grad]
     second = torch.autograd.grad(sum(loss), wanted, allow_unused=True) if loss else ()
     return [y.detach() for y in (*results, *gradients, *second, *layer.state_dict().values()) if y is not None]
@@ -108,7 +109,8 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_options_of_layers_mean_what_they_mean_in_pytorch(name: str, device: str, thorough: bool) -> None:
-    """Each value of an option several times, in an order that is drawn for each option. What PyTorch refuses is passed over."""
+    """Each value of an option several times, in an order that is drawn for each option; inputs and some parameters are frozen now
+    and then. What PyTorch refuses is passed over."""
     inputs, options = LAYERS[name]
     placed = [x.to(place(device)) for x in inputs]
     draw, count = generator("options", name), (100 if thorough else 16) * max(map(len, options.values()))
@@ -121,11 +123,13 @@ def test_options_of_layers_mean_what_they_mean_in_pytorch(name: str, device: str
             layer = getattr(torch.nn, name.split()[0])(**chosen).train(training)
             for i, p in enumerate(layer.parameters()):
                 p.data.copy_(drawn(50 + i, *p.shape))
-            exact = computed(copy.deepcopy(layer).double(), list(inputs), torch.float64, turn % 3 == 0)
+                p.requires_grad_(turn % 2 == 0 or bool(draw.integers(2)))
+            how = turn % 3 == 0, turn % 4 != 1
+            exact = computed(copy.deepcopy(layer).double(), list(inputs), torch.float64, *how)
         except (ValueError, RuntimeError):
             continue
         with mode.reproducible(strict=True):
-            found = computed(layer.to(place(device)), placed, torch.float32, turn % 3 == 0)
+            found = computed(layer.to(place(device)), placed, torch.float32, *how)
         size = max(float(x.nan_to_num(0, 0, 0).abs().max()) for x in (*inputs, *exact) if x.numel())
         for mine, theirs in zip(found, exact, strict=True):
             slack = ROUNDINGS * 2.0**-24 * size if theirs.is_floating_point() else 0

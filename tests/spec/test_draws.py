@@ -15,6 +15,7 @@ from tlspec.draw.draws import DIMS, LIMITS
 from tlspec.ops import conv, pool
 from tlspec.ops.attention import UNLIMITED
 from tlspec.ops.random import _CARRIES
+from tlspec.references import references
 from tlspec.registry import Op
 
 TIMES = 600
@@ -185,6 +186,14 @@ def test_rows_draw_what_they_are_about(name: str, edges: tuple[int, ...]) -> Non
             value = values.get(n)
             found[n] |= set(value) if isinstance(value, list) else {value}
     assert {n: promised[n] - found[n] for n in found} == {n: set() for n in found}
+
+
+@pytest.mark.every_choice
+def test_a_flag_that_may_be_more_than_1_is_drawn_so() -> None:
+    for row in (*registry.ops(), *references()):
+        for flag in [p.name for p in row.signature.params if p.kind == "u32" and row.drawing.draw is not None]:
+            cases = [_admissible(row, generator("flags", row.name, seed), SIZES["small"]) for seed in range(12)]
+            assert {c[flag] for c in cases} - {0, 1} or refused_by(row, {**cases[0], flag: 2}), (row.name, flag)
 
 
 @pytest.mark.operations("conv", "conv_transpose", "max_pool", "avg_pool", "smooth_max_pool")

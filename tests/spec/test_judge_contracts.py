@@ -8,6 +8,7 @@ import pytest
 
 from tlspec.formats import FORMATS
 from tlspec.judge import Report, check
+from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.formulas import conv2d_by_fft, strassen
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -43,6 +44,16 @@ def test_a_cast_that_saturates(name: str) -> None:
     assert not judged(format.array, saturate=True, **options).ok
     if format.infinite:  # without infinities the largest number stands for what is beyond it anyway
         assert not judged(saturating, **options).ok
+
+
+@pytest.mark.parametrize("said", ["", "float16", "float64"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_intermediate_results_have_a_format_of_their_own(name: str, said: str) -> None:
+    """That which is said, else float64 beside float64 and float32 beside all others."""
+    model, kept = arithmetic(name, intermediate=said, flush=True), FORMATS[said or f"float{32 << (name == 'float64')}"]
+    assert (model.precision, model.overflow, model.flushed) == (kept.precision, kept.overflow, kept.least_normal)
+    assert arithmetic(name, intermediate=said, full_range=True).overflow == np.inf
+    assert model.tiny == max(kept.tiny / 2, 2.0**-1074)
 
 
 #: what is said of a layout, and how a kernel of arrays (a, b, c, d) sees it

@@ -1,6 +1,7 @@
 """The laws: every constructor accepts an operation that obeys it and finds one that does not."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,13 @@ def test_law(law: Law, right: Op, wrong: Op) -> None:
 def test_arrays_of_other_shapes_are_never_equal() -> None:
     found = Claim(np.ones(2), np.ones((2, 1)), 1.0).worst()
     assert found == (np.inf, "shapes (2,) and (2, 1)")
+
+
+@pytest.mark.parametrize("tolerance", [None, 0.0, 0.5])
+def test_what_is_no_number_or_infinite_equals_itself_alone(tolerance: float | None) -> None:
+    for left, right in product([np.nan, np.inf, -np.inf, 0.0], repeat=2):
+        share = Claim(np.array([1.0, left]), np.array([1.0, right]), tolerance).worst()[0]
+        assert (share <= 1) == np.array_equal(left, right, equal_nan=True), (left, right)
 
 
 def test_every_constructor_is_tested() -> None:

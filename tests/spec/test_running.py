@@ -14,7 +14,7 @@ from tlspec.bounds import U, call_reference, spacing, tree_height
 from tlspec.draw.cases import Case, data_classes, draw_case
 from tlspec.draw.data import generator
 from tlspec.running import ErrorArray, Model, track_call
-from tlspec.running.array import FUNCTIONS
+from tlspec.running.array import FUNCTIONS, UFUNCS
 
 #: what NumPy promises of its vectorised functions
 NUMPY = Model(ulps={"divide": 0.5, "sqrt": 0.5, "": 4.0})
@@ -187,6 +187,26 @@ def test_errors_are_within_a_factor_of_4_of_the_bounds_derived_by_hand(one: regi
             ratios += list(np.maximum(error, half)[counted] / np.maximum(tolerance, half)[counted])
     if ratios:
         assert np.median(ratios) <= (13 if one.name in ANY_PLAN else 4)
+
+
+#: functions of NumPy's that take numbers one by one
+ELEMENTWISE = [f for n in sorted(UFUNCS) if isinstance(f := getattr(np, n, None), np.ufunc)
+               and f.signature is None and f.nout == 1 and "d" * f.nin + "->d" in f.types]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("function", ELEMENTWISE, ids=lambda f: f.__name__)
+def test_results_of_numbers_within_their_errors_are_within_the_errors(function: np.ufunc) -> None:
+    """The errors reach across 0 and across the ends of the domain. Where a NaN may be a number nothing is said."""
+    some = [-100, -2, -1, -0.75, -1e-3, -0.0, 0, 1e-3, 0.75, 1, 2, 100]
+    numbers = np.array(list(product(some, [0, 1e-9, 1e-3, 0.3, 1.5])))
+    pairs = [numbers[i.ravel()].T for i in np.indices((len(numbers),) * function.nin)]
+    made = function(*(ErrorArray(v, e) for v, e in pairs))
+    allowed = made.error + 2.0**-40 * (1 + np.abs(made.value))  # of float64's own roundings
+    for steps in product(np.linspace(-1, 1, 9), repeat=function.nin):
+        got = function(*(np.where(e == 0, v, v + s * e) for (v, e), s in zip(pairs, steps, strict=True)))
+        right = (np.abs(got - made.value) <= allowed) | (got == made.value) | np.isnan(got) | np.isinf(made.error)
+        assert right.all(), (function, [p[0][~right] for p in pairs], steps)
 
 
 def test_sums_of_integers_are_exact_and_cost_nothing() -> None:

@@ -97,8 +97,9 @@ def test_failure_gives_status_and_a_line(monkeypatch: pytest.MonkeyPatch, capsys
     assert verify.main(shlex.split(line)[4:]) == 1 and capsys.readouterr().out.count("got 42.0") == 1
 
 
-def test_failure_of_a_variant_gives_a_line_with_variants(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("math", [[], ["--math", "reproducible"]], ids=["fast", "reproducible"])
+def test_failure_of_a_variant_gives_a_line_with_its_options(
+    math: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     original = verify_run.Runtime.run
     within: list[str | None] = [None]
@@ -121,12 +122,12 @@ def test_failure_of_a_variant_gives_a_line_with_variants(
 
     monkeypatch.setattr(verifier, "cpu_settings", marked)
     monkeypatch.setattr(verify_run.Runtime, "run", run)
-    arguments = ["--ops", ELEMENTWISE.name, "--device", "cpu", "--cases", "1", "--size", "small"]
+    arguments = ["--ops", ELEMENTWISE.name, "--device", "cpu", "--cases", "1", "--size", "small", *math]
     assert verify.main(arguments) == 0
     capsys.readouterr()
     assert verify.main([*arguments, "--variants"]) == 1
     lines = [s.strip() for s in capsys.readouterr().out.splitlines() if s.strip().startswith("python -m tlrt verify")]
-    assert lines and all(line.endswith(" --variants") for line in lines)
+    assert lines and all(line.endswith(" ".join(["", "--variants", *math])) for line in lines)
     assert verify.main(shlex.split(lines[0])[4:]) == 1
 
 

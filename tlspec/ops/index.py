@@ -313,6 +313,7 @@ def draw_top(d):
 TOP: Classes = {
     "one of several": lambda outer, n, inner, k: outer * inner > 1 and k == 1 < n,
     "all": lambda outer, n, inner, k: outer * inner > 1 and k == n > 1,
+    "a few of many": lambda outer, n, inner, k: outer * inner > 0 and 1 < k < n // 16 - 64,
     "the smallest": lambda outer, inner, k, largest: outer * inner * k > 0 and largest == 0,
     "the last axis": lambda outer, k, inner: outer > 1 and k > 0 and inner == 1,
     "an axis between others": lambda outer, k, inner: outer > 1 and k > 0 and inner > 1,

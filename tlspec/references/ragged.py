@@ -36,7 +36,7 @@ def _draw_varlen(d):
         "total": d.dim(0, 257),
         "count": d.choice([1, 2, 3, 5]) + 1,
         "bounds": bounds,
-        "causal": d.choice([0, 1]),
+        "causal": d.choice([0, 1, 2]),
     }
 
 

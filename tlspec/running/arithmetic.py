@@ -45,7 +45,9 @@ def _scales(x: Any, dx: Any) -> Any:
 def divide(m: Model, a: Any, b: Any) -> ErrorArray:
     (x, dx), (y, dy) = operand(m, a), operand(m, b)
     value, size = x / y, np.abs(y)
-    error = np.where((dx == 0) & (dy == 0), 0.0, (dx + np.abs(value) * dy) / np.where(size > dy, size - dy, 0.0))
+    certain = (dx == 0) & (dy == 0)
+    error = np.where(certain, 0.0, (dx + np.abs(value) * dy) / np.where(size > dy, size - dy, 0.0))
+    error = np.where(~certain & (x == 0) & (y == 0), np.inf, error)  # 0/0, or a number
     scaled = (_scales(y, dy) & ~lost(value, m)) | ((x == 0) & (dx == 0) & (size > dy))
     return rounded(m, value, error, m.ulp("divide", size)[0], exact=scaled, brought=(dx, dy))
 

@@ -28,7 +28,8 @@ def monotone_rule(name: str, f: Any, low: float = -np.inf, high: float = np.inf)
             if name.startswith("log"):
                 error = np.where((d > 0) & (np.isnan(value) | (least <= low)) & np.isfinite(v), np.inf, error)
             if bounded:
-                error = np.where((d > 0) & (v < low) & (most >= low), np.inf, error)  # a number, or none
+                reached = ((v < low) & (most >= low)) | ((v > high) & (least <= high))  # a number, or none
+                error = np.where((d > 0) & reached, np.inf, error)
         else:
             error = np.zeros_like(d)
         ulp, absolute = m.ulp(name, np.abs(v) + d)
@@ -74,6 +75,8 @@ def arctan2(m: Model, a: Any, b: Any) -> ErrorArray:
     (y, dy), (x, dx) = operand(m, a), operand(m, b)
     square = np.maximum(np.abs(x) - dx, 0.0) ** 2 + np.maximum(np.abs(y) - dy, 0.0) ** 2
     error = np.where((dx == 0) & (dy == 0), 0.0, ((np.abs(x) + dx) * dy + (np.abs(y) + dy) * dx) / square)
+    across = (dy > 0) & (np.abs(y) <= dy) & (x < dx)  # the negative axis, where an angle jumps by a turn
+    error = np.where(across, 2 * np.pi, error)
     return rounded(
         m,
         np.arctan2(y, x),
@@ -90,7 +93,7 @@ def power(m: Model, a: Any, b: Any) -> ErrorArray:
     value = np.power(x, y)
     corners = [np.abs(np.power(np.abs(x) + s * dx, y + t * dy) - np.abs(value)) for s in (-1, 1) for t in (-1, 1)]
     error = np.where((dx == 0) & (dy == 0), 0.0, np.max(np.broadcast_arrays(*corners), axis=0))
-    error = np.where((dx > 0) & (dx >= np.abs(x)), np.where(y >= 0, error, np.inf), error)
+    error = np.where((dx > 0) & (dx >= np.abs(x)), np.where((y >= 0) & ~np.isnan(value), error, np.inf), error)
     # rounding decides whether the exponent is an odd integer, of -0 too
     error = np.where(np.signbit(x) & (dy > 0), np.inf, error)
     return rounded(
