@@ -41,6 +41,8 @@ DELAY_CYCLES = 2_000_000
 CANARY = 0xA5
 #: elements behind each row of a layout with room
 ROOM = 3
+#: elements behind a contiguous array, which vectors of 64 bytes reach that begin within it
+BEHIND = 64
 #: how an array may lie in memory, besides one element after the other from an aligned address on: every second element along the
 #: last axis; with room behind each row; the last axis first; with the second and third axes from the end exchanged, as heads of
 #: attention have them; with the second axis last, as channels; axes along which all elements are equal with a stride of 0;
@@ -120,13 +122,16 @@ class Arrays:
     def put(self, patterns: Bits, dtype: str, *, layout: str = "") -> Any:
         """A new array of type `dtype` with these bit patterns, in one of :data:`LAYOUTS`, or in the next simpler one where it has
         too few axes. See :meth:`make`."""
-        if not layout or patterns.ndim == 0:
-            return self._put(patterns.copy(), dtype)
-        if not self.mutable:
+        if not self.mutable and layout:
             raise ValueError(f"{self.name}: {self.library} has no strided arrays")
         shape, axes = patterns.shape, list(range(patterns.ndim))
-        if layout == "offset":
-            return self._put(np.append(self._between(patterns, (1,), dtype), patterns), dtype)[1:].reshape(shape)
+        if not self.mutable or not axes:
+            return self._put(patterns.copy(), dtype)
+        if layout in ("", "offset"):
+            first = 1 if layout else 0
+            before, behind = (self._between(patterns, (n,), dtype) for n in (first, BEHIND))
+            whole = self._put(np.concatenate([before, patterns.reshape(-1), behind]), dtype)
+            return whole[first : first + patterns.size].reshape(shape)
         if layout == "expanded":
             equal = [n > 1 and bool((patterns == patterns.take([0], k)).all()) for k, n in enumerate(shape)]
             some = tuple(slice(0, 1) if e else slice(None) for e in equal)
@@ -246,6 +251,13 @@ class Arrays:
         steps = [(n - 1) * step for n, step in zip(array.shape, strides, strict=True)]
         return start + sum(min(s, 0) for s in steps), start + sum(max(s, 0) for s in steps) + PATTERNS[dtype].itemsize
 
+    def overwritten(self, array: Any, patterns: Bits, dtype: str) -> bool:
+        """Writes bit patterns into an array of their shape and type; False for another one, which stays."""
+        if not self.mutable or self.shape(array) != patterns.shape or self.dtype_of(array) != dtype:
+            return False
+        self._write(array, self._put(patterns.copy(), dtype))
+        return True
+
     def spoil(self, foreign: Any) -> None:
         """Overwrites the elements with ones, as the owner of an array may, where they can be written."""
         kind, array, _ = self._adopt(foreign)
@@ -253,6 +265,11 @@ class Arrays:
             kind._spoil(array)
         except (RuntimeError, TypeError, ValueError):  # of a broadcast tensor, or one of an inference
             pass
+
+    @staticmethod
+    def _plain(array: Any) -> Any:
+        """The array without a subclass, of which a method may do anything."""
+        return array
 
     # what follows is NumPy's way; a library overrides what differs
 
@@ -269,7 +286,7 @@ class Arrays:
         array: Any = None
         for each in LIBRARIES.values():
             if isinstance(foreign, getattr(sys.modules.get(each.library), each.array_type, ())):
-                kind, array = each, foreign
+                kind, array = each, each._plain(foreign)
         if array is None and hasattr(foreign, "__dlpack__"):
             try:
                 array = importlib.import_module(self.namespace or self.library).from_dlpack(foreign)
@@ -300,6 +317,11 @@ class Arrays:
         return self.module.lib.stride_tricks.as_strided(bits, shape, strides).view(array.dtype)
 
     @staticmethod
+    def _write(array: Any, values: Any) -> None:
+        """Writes another array's elements into the array."""
+        array[...] = values
+
+    @staticmethod
     def _spoil(array: Any) -> None:
         """Overwrites the array, as its owner may; what cannot be written stays."""
         if array.flags.writeable:
@@ -325,6 +347,10 @@ class NumPy(Arrays):
         super().__init__(device)
         if device not in ("", "cpu"):
             raise ValueError(f"array={self.name!r}: NumPy has no device but the CPU")
+
+    @staticmethod
+    def _plain(array: Any) -> Any:
+        return np.asarray(array)
 
 
 class Torch(Arrays):
@@ -367,8 +393,12 @@ class Torch(Arrays):
         torch = sys.modules.get("torch")
         if torch is None:
             return {}
+        try:
+            precision = torch.get_float32_matmul_precision()
+        except RuntimeError:  # which it says where the newer setting for each backend was used
+            precision = ""
         return {
-            "threads": torch.get_num_threads(), "precision": torch.get_float32_matmul_precision(),
+            "threads": torch.get_num_threads(), "precision": precision,
             "deterministic": torch.are_deterministic_algorithms_enabled(), "gradients": torch.is_grad_enabled(),
             "tf32": torch.backends.cudnn.allow_tf32, "benchmark": torch.backends.cudnn.benchmark,
         }  # fmt: skip
@@ -382,7 +412,7 @@ class Torch(Arrays):
             "deterministic": torch.use_deterministic_algorithms, "gradients": torch.set_grad_enabled,
         }  # fmt: skip
         for name, change in setters.items():
-            if settings[name] != now[name]:  # some import much
+            if settings[name] != now[name] and settings[name] != "":  # some import much
                 change(settings[name])
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = settings["tf32"], settings["benchmark"]
 
@@ -403,6 +433,19 @@ class Torch(Arrays):
 
     def _expanded(self, array: Any, shape: tuple[int, ...]) -> Any:
         return array.expand(shape)
+
+    @staticmethod
+    def _plain(array: Any) -> Any:
+        torch = sys.modules["torch"]
+        if type(array) in (torch.Tensor, torch.nn.Parameter):
+            return array
+        with torch._C.DisableTorchFunctionSubclass():
+            return array.as_subclass(torch.Tensor)
+
+    @staticmethod
+    def _write(array: Any, values: Any) -> None:
+        with sys.modules["torch"].no_grad():
+            array.copy_(values)
 
     @staticmethod
     def _spoil(array: Any) -> None:
@@ -481,7 +524,10 @@ class Jax(Arrays):
             importlib.import_module("jax").config.update(name, value)
 
     def _put(self, patterns: Bits, dtype: str) -> Any:
-        array = self.module.device_put(super()._put(patterns, dtype), self.device)
+        values = super()._put(patterns, dtype)
+        if dtype == "int64" and not self.module.config.jax_enable_x64 and (values == values.astype("int32")).all():
+            values, dtype = values.astype("int32"), "int32"
+        array = self.module.device_put(values, self.device)
         if array.dtype.name != dtype:
             advice = 'call jax.config.update("jax_enable_x64", True) first'
             raise ValueError(f"{self.name}: JAX makes {array.dtype.name} of {dtype}: {advice}")

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -370,6 +371,47 @@ def _twice() -> Made:
     return kernel
 
 
+def _by_object() -> Made:
+    known: dict[int, Any] = {}
+
+    def kernel(x: Any) -> Any:
+        of, made = known.get(id(x), (None, None))
+        if of is None or of() is not x:
+            made = softmax(x)
+            known[id(x)] = weakref.ref(x), made
+        return made.copy()
+
+    return kernel
+
+
+class Later:
+    """A result that is computed when somebody reads it."""
+
+    def __init__(self, x: Any):
+        self.x = x
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return softmax(self.x)
+
+
+def _once_for_each_shape() -> Made:
+    known: dict[Any, Any] = {}
+
+    def kernel(x: Any) -> Any:
+        if not np.array_equal(known.setdefault(x.shape, x.copy()), x, equal_nan=True):
+            raise NotImplementedError
+        return softmax(x)
+
+    return kernel
+
+
+def _ignores_out() -> Made:
+    def kernel(x: Any, out: Any = None) -> Any:
+        return softmax(x)
+
+    return kernel
+
+
 def _raises_odd() -> Made:
     class Odd(BaseException):
         pass
@@ -442,6 +484,12 @@ DISHONEST = [
               _plain(lambda x: np.exp(np.lib.stride_tricks.as_strided(x, x.shape, (x.itemsize,) * x.ndim)))),
     Dishonest("changes the last bit of a row by the row before it", "softmax", _row_before),
     Dishonest("changes last bits by chance", "softmax", _by_chance),
+    Dishonest("keeps results by the input's object as long as that lives", "softmax", _by_object),
+    Dishonest("computes a result when somebody reads it", "softmax", _plain(lambda x: Later(x))),
+    Dishonest("refuses other numbers of a shape that it has computed", "softmax", _once_for_each_shape),
+    Dishonest("returns another array than the output that it gets", "softmax", _ignores_out),
+    Dishonest("gives indices as float32", "argmax", _plain(
+        lambda x: np.argmax(x, axis=1).astype(np.float32) if x.shape[1] else np.zeros((len(x), x.shape[2]), np.float32))),
     Dishonest("subtracts the maximum of all rows", "softmax", _plain(
         lambda x: (e := np.exp(x - x.max(initial=-np.inf))) / e.sum(axis=1, keepdims=True))),
     Dishonest("keeps results by shape, sum and maximum of the input", "softmax", _kept(

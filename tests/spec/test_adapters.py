@@ -87,6 +87,10 @@ def written(folder: Path, **files: str) -> list[Path]:
         (new_model(softmax="torch.softmax(y, -1)[None]"), "fail"),
         (new_model(softmax="x.zero_()[:, :24] + torch.softmax(y, -1)"), "fail"),
         (new_model(softmax="undefined"), "fail"),
+        (new_model(softmax="(e := torch.exp(y)) / e.sum(-1, keepdim=True)"), "pass"),  # of normalised numbers
+        (new_model(relu="(lambda z: torch.log1p(torch.exp(4 * z)) * 0 + z.relu())"), "fail"),
+        (new_model(softmax="vars(self).setdefault('kept', y.clone()).copy_(torch.softmax(y, -1))"), "fail"),
+        (new_model(softmax="vars(x).setdefault('kept', torch.softmax(y, -1)).clone()"), "fail"),
     ],
 )
 def test_kernelbench(tmp_path: Path, submission: str, verdict: str) -> None:
@@ -239,7 +243,7 @@ def custom_kernel(data: input_t):
 @pytest.mark.parametrize(
     ("body", "verdict"),
     [("torch.cumsum(x, 0)", "pass"), ("torch.cumsum(x.half(), 0)", "fail"), ("torch.cumsum(x, 0) - x", "fail"),
-     ("torch.cumsum(x.flip(0), 0).flip(0)", "fail")],
+     ("torch.cumsum(x.flip(0), 0).flip(0)", "fail"), ("x.cumsum_(0)); return x\n    (x", "fail")],
 )  # fmt: skip
 def test_gpumode(tmp_path: Path, body: str, verdict: str) -> None:
     written(tmp_path, **{"task/task_yml": YML, "task/reference_py": REFERENCE, "task/task_py": "input_t = tuple",
@@ -247,7 +251,7 @@ def test_gpumode(tmp_path: Path, body: str, verdict: str) -> None:
     (new,) = written(tmp_path, new_py=CUSTOM.replace("BODY", body))
     report = check_task(tmp_path / "task", new, device="cpu")
     assert report.verdict == verdict, report
-    assert sum(r.cases for r in report.rows) == 6  # two tests, three kinds of data
+    assert sum(r.cases for r in report.rows) == 7  # two tests, three kinds of data, and one more of the first
 
 
 def test_the_tests_of_task_yml() -> None:
@@ -338,16 +342,19 @@ def test_a_function_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
 class Product(torch.autograd.Function):  # type: ignore[misc, name-defined]
     """y = a b, with gradients that are wrong in one respect."""
 
-    fault = ""
+    fault, kept = "", ()
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any) -> Any:
         ctx.save_for_backward(a, b)
+        Product.kept = a, b
         return a * b
 
     @classmethod
     def backward(cls, ctx: Any, g: Any) -> Any:  # type: ignore[override]
         a, b = ctx.saved_tensors
+        if Product.fault == "class":
+            a, b = Product.kept
         if Product.fault == "alone" and not ctx.needs_input_grad[0]:
             return None, g
         if Product.fault == "changed" and g.is_contiguous():
@@ -363,6 +370,7 @@ class Product(torch.autograd.Function):  # type: ignore[misc, name-defined]
     ("fault", "said"),
     [("", ""), ("alone", "out2 where argument 1 alone requires a gradient"),
      ("changed", "backward changed its incoming gradient"),
+     ("class", "out1 where another call came before the backward pass"),
      ("expanded", "out1 for an expanded g"), ("transposed", "out1 for a transposed g")],
 )  # fmt: skip
 def test_ways_to_ask_for_a_gradient(monkeypatch: pytest.MonkeyPatch, fault: str, said: str) -> None:

@@ -105,6 +105,12 @@ def test_shapes(library: Arrays, formats: list[Format], shape: tuple[int, ...]) 
         assert (library.pointer_range(made) is None) == (x.size == 0)
 
 
+def test_nan_stands_behind_a_contiguous_array(writable: Arrays) -> None:
+    made = writable.make(HELD, FORMATS["float32"])
+    place = writable.pointer_range(made)
+    assert place is not None and np.isnan(ctypes.c_float.from_address(place[1]).value)
+
+
 def test_a_strided_array_has_gaps_of_nan(library: Arrays, formats: list[Format]) -> None:
     for format in formats:
         if not library.mutable:

@@ -1,5 +1,6 @@
 """What an author says of a kernel: a right one passes where the contract says so; where not, it fails, or a wrong one does."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -406,6 +407,52 @@ def split(x: np.ndarray) -> list[np.ndarray]:
 def _half_a_tanh(x: np.ndarray) -> np.ndarray:
     half = np.float32(0.5)
     return half * (1 + np.tanh(half * x))
+
+
+def _scan_by_pairs(A: Any, B: Any, x: Any, h0: Any) -> Any:
+    a, b = np.broadcast_to(A, x.shape).copy(), B * x
+    b[:1] += A * h0
+    d = 1
+    while d < len(b):
+        a[d:], b[d:], d = a[d:] * a[:-d], a[d:] * b[:-d] + b[d:], 2 * d
+    return b
+
+
+def _adam_of_torch(
+    ps: Any,
+    gs: Any,
+    ms: Any,
+    vs: Any,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> Any:
+    import torch
+
+    m, v = torch.lerp(ms, gs, 1 - beta1), (vs * beta2).addcmul(gs, gs, value=1 - beta2)
+    root = v.sqrt() / math.sqrt(1 - beta2**step) + eps
+    return (ps * (1 - lr * weight_decay)).addcdiv(m, root, value=-lr / (1 - beta1**step)), m, v
+
+
+def _group_norm_of_torch(x: Any, gamma: Any, beta: Any, eps: float) -> Any:
+    import torch
+
+    b, k, c, p = x.shape
+    weights = (None if w is None else w.reshape(-1) for w in (gamma, beta))
+    out, *found = torch.native_group_norm(x.reshape(b, k * c, p).contiguous(), *weights, b, k * c, p, k, eps)
+    return out.reshape(x.shape), *found
+
+
+@pytest.mark.parametrize(("op", "array", "kernel"), [
+    ("selective_scan_diag", "numpy", _scan_by_pairs), ("adamw_step", "torch", _adam_of_torch),
+    ("group_norm_stats", "torch", _group_norm_of_torch)])  # fmt: skip
+def test_common_formulas_need_no_name(op: str, array: str, kernel: Callable[..., Any]) -> None:
+    pytest.importorskip(array)
+    report = judged(kernel, op, array=array, cases={"small": 24}, empty=False, isolate=False)
+    assert report.ok, report
 
 
 #: by the formula's name: a row, the format, a kernel that follows the formula, and a wrong one

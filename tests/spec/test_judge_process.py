@@ -404,6 +404,19 @@ def test_settings_of_pytorch_are_those_of_the_caller() -> None:
         torch.set_num_threads(before)
 
 
+def test_settings_that_a_call_changes() -> None:
+    pytest.importorskip("torch")
+
+    def kernel(x: Any) -> Any:
+        import torch
+
+        torch.set_float32_matmul_precision("high" if torch.get_float32_matmul_precision() == "highest" else "highest")
+        return torch.softmax(x, 1)
+
+    report = fails(kernel, array="torch", data="normal", empty=False)
+    assert report.findings[0].text.startswith("the kernel changed precision from "), report
+
+
 def test_a_library_that_is_not_there() -> None:
     with pytest.raises(ImportError, match="pip install cupy"):
         check(softmax, "softmax", array="cupy")

@@ -15,8 +15,8 @@ from tlspec.judge.blocks import ELEMENTS
 from tlspec.judge.shrink import lengths_of, resized
 from tlspec.signature import WHOLE
 
-#: numbers of each array that a case with a few other numbers changes
-CHANGED = 3
+#: numbers of each array that a case with a few other numbers changes: the fewer, the likelier is a cache not to see them
+CHANGED = 1
 #: drawn cases whose parameters are tried
 PARAMETERS = 6
 
@@ -92,6 +92,13 @@ def filled(case: Case, place: int) -> Case | None:
     again = replace(case, inputs=made, given=None)
     same = all(_is_same(made[n], x) for n, x in case.inputs.items())
     return None if same or refused_by(case.op, {**case.values, **made}) is not None else again
+
+
+def without(case: Case) -> Case | None:
+    """The same arrays but for the optional ones; None where there are none, or the row needs them."""
+    left_out = {a.name: None for a in case.op.signature.inputs if a.optional and case.inputs[a.name] is not None}
+    again = replace(case, inputs={**case.inputs, **left_out}, given=None)
+    return again if left_out and refused_by(case.op, {**case.values, **again.inputs}) is None else None
 
 
 def otherwise(case: Case) -> Case | None:

@@ -26,7 +26,7 @@ from tlspec.judge.formulas import further
 from tlspec.judge.kernel import MATRICES, Adapter, Kernel
 from tlspec.judge.mutants import sensitivity
 from tlspec.judge.probe import accumulator_of, word_of
-from tlspec.judge.repetition import UNSUPPORTED, Bits, bits_of, same
+from tlspec.judge.repetition import UNSUPPORTED, Bits, Refused, bits_of, same
 from tlspec.judge.report import Finding, Report, Row, name_of, word_for
 from tlspec.judge.runner import Answer, Failure, Plain, Raised, Request
 from tlspec.judge.shrink import has_fixed, lengths_of, resized, shrink
@@ -126,12 +126,13 @@ class Check:
 
     def problems(
         self, trial: Trial, kernel: Kernel, row: Row | None = None, *, layout: str = "", shared: bool = False,
-        again: bool = False,
+        again: bool = False, reuse: bool = False,
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
         """What is wrong with the kernel's results on a trial: kinds and texts. With `again` outputs that the kernel writes hold
-        before what they held before the last call."""
+        before what they held before the last call, with `reuse` the arguments are the arrays of the last call that held them."""
         self.garbage = self.garbage if again else next(self.seeds)
         request = kernel.prepare(trial.case, self.format, self.out, layout=layout, shared=shared, garbage=self.garbage)
+        request.reuse = reuse
         try:
             answer = self.call(trial.case, kernel, request)
             outcomes = self.compared(trial, kernel, answer.results)
@@ -231,11 +232,11 @@ class Check:
         """A kernel that supports a shape supports all finite numbers in it, or its verdict is about those that it chooses."""
         self.report.undeclared += 1
         given = [x for x in (*case.inputs.values(), *case.cotangents.values()) if x is not None]
-        if any(f.kind == "refused" for f in self.report.findings) or not all(np.isfinite(x).all() for x in given):
+        if any(f.kind == Refused.kind for f in self.report.findings) or not all(np.isfinite(x).all() for x in given):
             return
         if not any(kind == UNSUPPORTED for kind, _ in self.problems(*self.trial(altered.plain(case)), layout=layout)):
             text = f"NotImplementedError for these numbers alone ({case.data}); data= names the classes that it is for"
-            self.report.findings.append(Finding("refused", text, self.line(case, layout)))
+            self.report.findings.append(Finding(Refused.kind, text, self.line(case, layout)))
 
     @property
     def ended(self) -> bool:

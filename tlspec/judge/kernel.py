@@ -143,9 +143,11 @@ class Kernel:
 
     def numbers(self, name: str, result: Plain, shape: tuple[int, ...], format: Format) -> np.ndarray:
         """A result's numbers in its shape. Raises Failure for another format or shape."""
-        format = self.declared[name].format(format)
-        if result.dtype in FORMATS and result.dtype != FORMATS[format.container].name:
-            raise Failure(f"{name}: a result in {result.dtype}, expected {format.container}")
+        array = self.declared[name]
+        indices = array.kind in ("u32", "index")
+        wanted = "integers" if indices else WHOLE.get(array.kind) or array.format(format).container
+        if result.dtype in FORMATS if indices else result.dtype not in (wanted, "bool", "uint8"):  # truth values
+            raise Failure(f"{name}: a result in {result.dtype}, expected {wanted}")
         if result.patterns is None:
             raise Failure(f"{name}: a result of shape {result.shape}, expected {shape}")
         return numbers_of(result).reshape(shape)

@@ -53,6 +53,7 @@ ORDERED: dict[str, Callable[[Case], Case]] = {"the same numbers in falling order
 FILLED = ("the least whole number alone", "the greatest whole number alone", "the whole number below the middle alone",
           "the whole number above the middle alone")  # fmt: skip
 PARAMETERS, SHARED = "the same arrays with other parameters", "the same array as several arguments"
+WITHOUT = "the same arrays without the optional ones"
 
 
 class Judge(Protocol):
@@ -69,14 +70,21 @@ class Judge(Protocol):
     def in_format(self, case: Case) -> Case: ...
     def trial(self, case: Case) -> tuple[Trial, Kernel]: ...
     def problems(
-        self, trial: Trial, kernel: Kernel, *, layout: str = "", shared: bool = False, again: bool = False
-    ) -> Iterator[tuple[str, str]]: ...
+        self, trial: Trial, kernel: Kernel, *, layout: str = "", shared: bool = False, again: bool = False,
+        reuse: bool = False,
+    ) -> Iterator[tuple[str, str]]: ...  # fmt: skip
     def called(self, case: Case, *, hold: bool = False) -> tuple[Request, Answer]: ...
     def results(self, case: Case) -> list[Plain]: ...
     def bits(self, case: Case) -> Bits: ...
     def compared(self, trial: Trial, kernel: Kernel, results: Sequence[Plain]) -> list[Comparison]: ...
     def add(self, failure: Failure, case: Case) -> None: ...
     def line(self, case: Case, layout: str = "") -> str: ...
+
+
+class Refused(Failure):
+    """The refusal of numbers in a shape that the kernel supports."""
+
+    kind = "refused"
 
 
 def bits_of(results: Sequence[Plain]) -> Bits:
@@ -107,11 +115,19 @@ def repeats(check: Judge, case: Case) -> None:
     """Whether the same call gives the same bits again, and leaves an earlier result alone; and whether calls with other
     numbers, and with a few other numbers, in arrays of the same shapes have results of their own."""
     texts = []
+    _held(check, case)
+    other = kept.derived(case, HALVED, partial(altered.halved, case))
+    filled = _wrong_value(check, other, reuse=True)
+    if filled and not _wrong_value(check, other):
+        texts.append(f"from other numbers in the arrays of the call before: {filled}")
     first, arguments = _held(check, case)
     for key, other in _others(case):
-        found = _wrong_value(check, other, shared=key == SHARED)
+        problems = check.problems(*check.trial(other), shared=key == SHARED)
+        kind, found = next(((k, t) for k, t in problems if k in ("value", UNSUPPORTED)), ("", ""))
         kept.weigh(check.in_format(other))
-        if not found:
+        if kind == UNSUPPORTED and key in OTHERS and case.data == "normal":
+            check.add(Refused(f"NotImplementedError from {key}, after a call that it supported"), case)
+        if kind != "value":
             continue
         said = f"from {key}: {found}"
         if key != SHARED and _is_stale(check, first, other, parameters=key == PARAMETERS):
@@ -146,6 +162,8 @@ def _others(case: Case) -> Iterator[tuple[str, Case]]:
     for place, said in enumerate(FILLED if case.data == "normal" else ()):
         if (made := altered.filled(case, place)) is not None:
             yield said, kept.derived(case, said, partial(altered.filled, case, place))  # type: ignore[arg-type]
+    if (made := altered.without(case)) is not None:
+        yield WITHOUT, kept.derived(case, WITHOUT, partial(altered.without, case))  # type: ignore[arg-type]
     if (made := altered.otherwise(case)) is not None:
         yield PARAMETERS, made
     if (made := altered.shared(case)) is not None:
@@ -159,9 +177,9 @@ def _held(check: Judge, case: Case) -> tuple[Bits, Bits]:
     return bits_of(answer.results), bits_of([x for n, x in answer.arrays.items() if n not in over])
 
 
-def _wrong_value(check: Judge, case: Case, *, shared: bool = False) -> str:
+def _wrong_value(check: Judge, case: Case, *, shared: bool = False, reuse: bool = False) -> str:
     """What a call of a case computes wrongly; "" where nothing."""
-    problems = check.problems(*check.trial(case), shared=shared)
+    problems = check.problems(*check.trial(case), shared=shared, reuse=reuse)
     return next((text for kind, text in problems if kind == "value"), "")
 
 

@@ -30,6 +30,8 @@ from tlspec.arrays import CANARY_BYTES, Arrays
 THREAD_SECONDS, THREADS_SECONDS = 0.1, 2.0
 #: the layouts of a call's arrays, in turn, where they lie in different ways
 MIXED = ("", "transposed", "rows")
+#: characters of an exception that are told
+LONGEST = 2000
 #: what a kernel raises that refuses a case
 REFUSALS = (ValueError, RuntimeError, AssertionError)
 #: folders of installed packages and of Python itself
@@ -91,6 +93,8 @@ class Request:
     garbage: int | None = None
     #: whether the results and the arguments stay in memory for :meth:`Runner.held`
     hold: bool = False
+    #: whether the numbers are written into the arrays of the last call that held them
+    reuse: bool = False
 
 
 @dataclass
@@ -170,6 +174,8 @@ def _equal(a: tuple[str, np.ndarray], b: tuple[str, np.ndarray]) -> bool:
 
 def plain_of(library: Arrays, name: str, x: Any, shape: tuple[int, ...]) -> Plain:
     """The bits of an array; they are copied at once, so what is written later does not count. Raises Failure."""
+    if hasattr(x, "__array__") and not hasattr(x, "__dlpack__") and not isinstance(x, np.generic):
+        raise Failure(f"{name}: a {type(x).__name__}, which makes its elements when they are read, expected an array")
     try:
         found = library.shape(x)
         same = found == shape or (found, shape) == ((), (1,))  # a number stands for the one element of a result
@@ -185,7 +191,7 @@ def text_of(error: BaseException) -> str:
     """An exception for a person: what it is and where."""
     place = place_of(error)
     try:
-        text = str(error)
+        text = str(error)[:LONGEST]
     except Exception as another:
         text = f"its text raises {type(another).__name__}"
     return f"{type(error).__name__}: {text}" + (f" ({place})" if place else "")
@@ -197,6 +203,7 @@ class Runner:
     def __init__(self, function: Callable[..., Any], adapter: Callable[..., Any] | None, library: Arrays):
         self.function, self.adapter, self.library = function, adapter, library
         self._held: list[Any] = []
+        self._arguments: dict[str, Any] = {}
         self._patience = THREADS_SECONDS
 
     def call(self, request: Request) -> Answer:
@@ -208,7 +215,13 @@ class Runner:
             other = next(known, None)
             layout = MIXED[len(arrays) % len(MIXED)] if request.layout == "mixed" else request.layout
             layout = "" if layout == "expanded" and name in request.over.values() else layout
-            arrays[name] = arrays[other] if other else library.put(x, dtype, layout=layout)
+            earlier = self._arguments.get(name) if request.reuse else None
+            if other:
+                arrays[name] = arrays[other]
+            elif earlier is not None and library.overwritten(earlier, x, dtype):
+                arrays[name] = earlier
+            else:
+                arrays[name] = library.put(x, dtype, layout=layout)
         written, whole = {}, {}
         for name, dtype in request.written.items():
             written[name], whole[name] = library.guarded(request.results[name], dtype, request.garbage)
@@ -220,7 +233,10 @@ class Runner:
         self._wait_for_threads(before)
         if request.hold:
             self._held = [*returned, *(x for n, x in arrays.items() if n not in request.over.values())]
+            self._arguments = arrays
         after = {n: plain_of(self.library, n, x, tuple(request.arrays[n][1].shape)) for n, x in arrays.items()}
+        if not library.mutable:  # nobody writes them, and JAX may hold numbers of 64 bits in 32
+            after = {n: Plain(t, x.shape, x, after[n].place) for n, (t, x) in request.arrays.items()}
         changed = next((n for n, x in after.items() if x.patterns is None), None)
         if changed is not None:
             raise Failure(f"{changed}: the kernel changed its input's shape to {after[changed].shape}")
@@ -238,6 +254,7 @@ class Runner:
         return [plain_of(self.library, "", r, s) for r, s in zip(self._held, shapes, strict=False)]
 
     def _returned(self, request: Request, values: dict[str, Any], outputs: dict[str, Any]) -> list[Any]:
+        settings = self.library.settings()
         try:
             with np.errstate(all="ignore"):
                 if self.adapter is not None:
@@ -260,11 +277,15 @@ class Runner:
             raise
         except BaseException as error:
             raise Raised(text_of(error), refusal=isinstance(error, REFUSALS)) from error
+        if (now := self.library.settings()) != settings:
+            changed = ", ".join(f"{k} from {settings.get(k)} to {v}" for k, v in now.items() if settings.get(k) != v)
+            raise Failure(f"the kernel changed {changed}, in all of the process")
         if not kept:
             raise Failure(
                 "a result changed after the work of the current stream: another stream was still at work on it"
             )
-        if returned is None and outputs:
+        status = isinstance(returned, (int, float, np.generic)) and request.written.keys() == request.results.keys()
+        if (returned is None or status) and outputs:
             returned = [outputs.get(n) for n in request.results]
         if isinstance(returned, Mapping):
             returned = [returned.get(n) for n in request.results]
@@ -274,7 +295,17 @@ class Runner:
         if len(found) != len(request.results) or any(r is None for r in found):
             names = ", ".join(request.results)
             raise Failure(f"returned {len(found)} results, expected {len(request.results)}: {names}")
+        for name, result in zip(request.results, found, strict=True):
+            if name in request.written and self._place(result) != self._place(outputs[name]):
+                raise Failure(f"{name}: returned another array than the one that it was to write")
         return found
+
+    def _place(self, x: Any) -> tuple[int, int] | None:
+        """Where an array lies; None for what is none."""
+        try:
+            return self.library.pointer_range(x)
+        except TypeError:
+            return None
 
     def _wait_for_threads(self, before: set[threading.Thread]) -> None:
         """A thread that the call has started and that ends soon after was at work on the results; pools stay."""

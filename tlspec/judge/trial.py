@@ -236,7 +236,8 @@ def quantised(case: Case, format: Format) -> Case:
             return np.where(full, wide * (1 + noise), wide)
         if case.data in ("wide", "huge") and format.most_exponent < 127:
             fraction, exponent = np.frexp(wide)
-            wide = np.ldexp(fraction, (exponent * format.most_exponent) // 128)
+            wide = np.ldexp(fraction, (exponent * (format.most_exponent + 1)) // 128)
+            wide = np.clip(wide, -format.largest, format.largest)
         return format.round(wide).astype(np.float32)
 
     groups = (case.inputs, case.cotangents)

@@ -287,6 +287,22 @@ def _hat(d, istd):
     return np.where(np.abs(y) < TINY / 2, 0.0 * y, y)
 
 
+def _scaled_and_moved(x, mu, slope, beta):
+    moved = mu * slope
+    return x * slope - moved if beta is None else x * slope + (beta - moved)
+
+
+def _merged_means(x):
+    """The means of rows from those of their parts, which Welford and Chan move by differences: NaN where one is infinite."""
+    m, counts = x, np.ones(x.shape[1])
+    while m.shape[1] > 1:
+        k = m.shape[1] // 2 * 2
+        a, b, n = m[:, 0:k:2], m[:, 1:k:2], counts[0:k:2] + counts[1:k:2]
+        m = np.concatenate([a + (b - a) * (counts[1:k:2] / n), m[:, k:]], axis=1)
+        counts = np.concatenate([n, counts[k:]])
+    return m.sum(axis=1) / np.float64(min(x.shape[1], 1))
+
+
 def _gradient(xhat, a, factor):
     """factor·(a - mean(a) - x̂·mean(a·x̂)), means along rows."""
     n = max(xhat.shape[1], 1)
@@ -316,6 +332,12 @@ def layer_norm_stats(x, gamma, beta, eps):
     mu, var = moments(x)
     istd = 1.0 / np.sqrt(var + eps)
     return _apply((x - mu[:, None]) * istd[:, None], ones_or(gamma, x.shape[1]), beta), mu, istd
+
+
+@layer_norm_stats.formula()
+def _rows_scaled_and_shifted(x, gamma, beta, eps):
+    mu, (_, _, istd) = _merged_means(x), layer_norm_stats.reference(x, gamma, beta, eps)
+    return _scaled_and_moved(x, mu[:, None], istd[:, None] * ones_or(gamma, x.shape[1]), beta), mu, istd
 
 
 @layer_norm_stats.vjp("x, gamma, mean, istd, g_out -> gx, ggamma, gbeta",
@@ -406,6 +428,13 @@ def batch_norm_stats(x, gamma, beta, eps):
     return _apply((x - mu[:, None]) * istd[:, None], gamma, beta), mu, var, istd
 
 
+@batch_norm_stats.formula()
+def _channels_scaled_and_shifted(x, gamma, beta, eps):
+    mu, (_, _, var, istd) = _merged_means(by_channel(x)), batch_norm_stats.reference(x, gamma, beta, eps)
+    slope, beta = (istd * ones_or(gamma, x.shape[1]))[:, None], None if beta is None else beta[:, None]
+    return _scaled_and_moved(x, mu[:, None], slope, beta), mu, var, istd
+
+
 @batch_norm_stats.vjp("x, gamma, mean, istd, g_out -> gx, ggamma, gbeta",
     bound=custom(batch_norm_stats_vjp_tolerance, "first order through x̂, row tree"))  # fmt: skip
 def batch_norm_stats_vjp(x, gamma, mean, istd, g_out):
@@ -478,6 +507,13 @@ def group_norm_stats(x, gamma, beta, eps):
     xhat = ((by_group(x) - mu[:, None]) * istd[:, None]).reshape(x.shape)
     gamma, beta = ones_or(gamma, x.shape[1:3])[:, :, None], None if beta is None else beta[:, :, None]
     return _apply(xhat, gamma, beta), mu.reshape(x.shape[:2]), istd.reshape(x.shape[:2])
+
+
+@group_norm_stats.formula()
+def _groups_scaled_and_shifted(x, gamma, beta, eps):
+    mu, (_, _, istd) = _merged_means(by_group(x)).reshape(x.shape[:2]), group_norm_stats.reference(x, gamma, beta, eps)
+    slope = (istd[:, :, None] * ones_or(gamma, x.shape[1:3]))[:, :, :, None]
+    return _scaled_and_moved(x, mu[:, :, None, None], slope, None if beta is None else beta[:, :, None]), mu, istd
 
 
 @group_norm_stats.vjp("x, gamma, mean, istd, g_out -> gx, ggamma, gbeta",

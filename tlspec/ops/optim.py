@@ -154,6 +154,16 @@ def _adam(
     return decay * ps - size * (m / (np.sqrt(v) / root + eps)), m, v
 
 
+def _adam_of_torch(
+    ps: F64, gs: F64, ms: F64, vs: F64, step: int, lr: float, beta1: float, beta2: float, eps: float, decay: float
+) -> tuple[F64, F64, F64]:
+    """The step as torch.optim has it: an interpolation between m and g, and the product with the rate before the quotient."""
+    m = ms + (1 - beta1) * (gs - ms) if beta1 > 0.5 else gs - beta1 * (gs - ms)
+    v = beta2 * vs + (1 - beta2) * gs * gs
+    size, root = lr / (1 - np.float64(beta1) ** step), np.sqrt(1 - np.float64(beta2) ** step)
+    return decay * ps - size * m / (np.sqrt(v) / root + eps), m, v
+
+
 def _adam_run(
     p: Run, g: Run, ms: F64, vs: F64, step: int, lr: float, beta1: float, beta2: float, eps: float, decay: Run
 ) -> tuple[Run, Run, Run]:
@@ -217,6 +227,12 @@ def adam_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     return _adam(ps, gradient, ms, vs, step, lr, beta1, beta2, eps, 1.0)
 
 
+@adam_step.formula()
+def _interpolated(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
+    gradient = gs + weight_decay * ps if weight_decay != 0 else gs
+    return _adam_of_torch(ps, gradient, ms, vs, step, lr, beta1, beta2, eps, 1.0)
+
+
 @op(
     "ps: list[count], gs: list[count], ms: list[count], vs: list[count]; step: u64, lr: float = 1e-3, beta1: float = 0.9, "
     "beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01 "
@@ -238,6 +254,11 @@ def adamw_step(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
     Errors: ARGUMENT unless step >= 1, 0 <= beta1, beta2 < 1 after rounding, and lr, eps and weight_decay are finite and 0 or
     more."""
     return _adam(ps, gs, ms, vs, step, lr, beta1, beta2, eps, 1 - lr * weight_decay)
+
+
+@adamw_step.formula()
+def _decoupled_and_interpolated(ps, gs, ms, vs, step, lr, beta1, beta2, eps, weight_decay):
+    return _adam_of_torch(ps, gs, ms, vs, step, lr, beta1, beta2, eps, 1 - lr * weight_decay)
 
 
 def _rmsprop(

@@ -38,6 +38,16 @@ def _scan(a, b, h):
     return out
 
 
+def _parallel_scan(a, b, h):
+    """The same by composing steps with their predecessors, then pairs with pairs, and so on."""
+    a, b = np.broadcast_to(a, b.shape), np.concatenate([a[:1] * h + b[:1], b[1:]])
+    d = 1
+    while d < len(b):
+        a, b = np.concatenate([a[:d], a[d:] * a[:-d]]), np.concatenate([b[:d], a[d:] * b[:-d] + b[d:]])
+        d *= 2
+    return b
+
+
 def _reverse(A, g):
     """The coefficients and terms of the gradient's scan: the steps from the last to the first, a_k = A_(t+1)."""
     a = np.zeros(g.shape, like=A)
@@ -191,6 +201,11 @@ def selective_scan_diag(A, B, x, h0):
     return _scan(_constant(A, x), _gradual(B * x), h0)
 
 
+@selective_scan_diag.formula()
+def _constant_in_parallel(A, B, x, h0):
+    return _parallel_scan(_constant(A, x), B * x, h0)
+
+
 @selective_scan_diag.vjp("A, B, x, h0, out, g -> gA, gB, gx, gh0",
     bound=custom(_constant_vjp_bound, "λ·std of the chunked recurrence"))  # fmt: skip
 def selective_scan_diag_vjp(A, B, x, h0, out, g):
@@ -247,6 +262,11 @@ def selective_scan_diag_var(A, B, x, h0):
     Special values: IEEE 754. seq_len = 0 gives an empty result.
     Errors: none beyond lengths."""
     return _scan(A, _gradual(B * x), h0)
+
+
+@selective_scan_diag_var.formula()
+def _variable_in_parallel(A, B, x, h0):
+    return _parallel_scan(A, B * x, h0)
 
 
 @selective_scan_diag_var.vjp("A, B, x, h0, out, g -> gA, gB, gx, gh0",

@@ -86,6 +86,10 @@ def floor(f: Any) -> Callable[..., ErrorArray]:
     return rule
 
 
+def rounded_to(x: ErrorArray, decimals: int = 0) -> Any:
+    return np.rint(x * 10.0**decimals) / 10.0**decimals if decimals else np.rint(x)
+
+
 def sign(m: Model, x: ErrorArray) -> ErrorArray:
     value = np.sign(x.value)
     ends = [np.abs(np.sign(x.value + s * x.error) - value) for s in (-1, 1)]
@@ -206,5 +210,6 @@ FUNCTIONS.update(
         "where": where,
         "outer": lambda a, b: outer_product(model_of(a, b), np.ravel(a), np.ravel(b)),
         "clip": clip,
+        "round": rounded_to,
     }
 )

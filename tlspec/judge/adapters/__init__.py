@@ -105,8 +105,8 @@ def check_task(
     dtype : str
         The number format of a model and its inputs (KernelBench).
     data : str or sequence of str
-        "own": the task's inputs; "signs": the same with drawn signs; "integers": whole numbers. A task that is defined on its own
-        inputs alone is judged with ``data=["own"]``.
+        "own": the task's inputs; "signs": the same with drawn signs; "integers": whole numbers; "offset": the first case's inputs
+        and 128 more. A task that is defined on its own inputs alone is judged with ``data=["own"]``.
     cases : int
         How many of the task's cases; all by default.
     case : str
@@ -155,7 +155,8 @@ def check_function(
         require them, or, where none does, to all floating-point ones.
     gradients : bool
         Whether the backward pass is judged, too, for drawn cotangents: contiguous, transposed and expanded ones, and with
-        each input alone requiring a gradient. It must not change its cotangent.
+        each input alone requiring a gradient, of each result alone, and after another call. It must not change its
+        cotangent.
     cases, data, case, **words
         As of :func:`check_task`.
 
@@ -184,7 +185,11 @@ def check_function(
         again = _gradients(torch, reference, given, _expanded)[1]
         ways = {"": found, " for an expanded g": again, " for a transposed g": found}
         named = {f"out{i}": x for i, x in enumerate(outs)}
+        ways[" where another call came before the backward pass"] = found
         named |= {f"out{len(outs) + i}{way}": g for way, of in ways.items() for i, g in enumerate(of)}
+        for k in range(len(outs)) if len(outs) > 1 else ():
+            alone = _gradients(torch, reference, given, _cotangent, k)[1]
+            named |= {f"out{len(outs) + i} of out{k} alone": g for i, g in enumerate(alone)}
         for i, g in enumerate(found) if len(found) > 1 else ():
             named[f"out{len(outs) + i} where argument {wanted[i]} alone requires a gradient"] = g
         return named
@@ -193,6 +198,15 @@ def check_function(
         outs, found, wanted = _gradients(torch, call, given, _cotangent)
         for cotangent in (_expanded, _transposed):
             found += _gradients(torch, call, given, cotangent)[1]
+
+        def twice(*given: Any) -> Any:
+            made = call(*given)
+            call(*(_reversed(torch, x) for x in given))
+            return made
+
+        found += _gradients(torch, twice, given, _cotangent)[1]
+        for k in range(len(outs)) if len(outs) > 1 else ():
+            found += _gradients(torch, call, given, _cotangent, k)[1]
         for one in wanted if len(wanted) > 1 else ():
             alone = [x.detach().requires_grad_(i == one) if i in wanted else x for i, x in enumerate(given)]
             found += _gradients(torch, call, alone, _cotangent)[1]
@@ -212,16 +226,17 @@ def check_function(
 
 
 def _gradients(
-    torch: Any, function: Callable[..., Any], given: Sequence[Any], cotangent: Callable[[Any, Any], Any]
+    torch: Any, function: Callable[..., Any], given: Sequence[Any], cotangent: Callable[[Any, Any], Any],
+    alone: int | None = None,
 ) -> tuple[list[Any], list[Any], list[int]]:  # fmt: skip
-    """The results of a function, their gradients with respect to the arguments that require one, and the places of these.
-    Raises Failure."""
+    """The results of a function, their gradients with respect to the arguments that require one, and the places of these; of
+    one result `alone`, where it is given. Raises Failure."""
     wanted = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor) and x.requires_grad]
     found: Sequence[Any] = [None] * len(wanted)
     with torch.enable_grad():
         made = function(*given)
         outs = [x for x in (made if isinstance(made, (tuple, list)) else (made,)) if isinstance(x, torch.Tensor)]
-        if from_here := [x for x in outs if x.requires_grad]:
+        if from_here := [x for i, x in enumerate(outs) if x.requires_grad and alone in (None, i)]:
             cotangents = [cotangent(torch, x) for x in from_here]
             kept = [g.clone() for g in cotangents]
             found = torch.autograd.grad(from_here, [given[i] for i in wanted], cotangents, allow_unused=True)
@@ -229,6 +244,12 @@ def _gradients(
                 raise Failure("backward changed its incoming gradient, which others read: write to a new tensor")
     zeros = (torch.zeros_like(given[i]) if g is None else g for i, g in zip(wanted, found, strict=True))
     return [x.detach() for x in outs], list(zeros), wanted
+
+
+def _reversed(torch: Any, x: Any) -> Any:
+    """An argument with its numbers in another order."""
+    floats = isinstance(x, torch.Tensor) and x.is_floating_point()
+    return x.detach().flip(tuple(range(x.dim()))) if floats else x
 
 
 def _cotangent(torch: Any, x: Any) -> Any:
