@@ -139,8 +139,9 @@ def reductions() -> dict[str, list[Call]]:
     calls = {}
     for name, ways in kinds.items():
         calls[name] = [
-            one(name, lambda x, f=f, a=a, k=k: f(x, a, k), name == "prod", (3, 2, 4), axis=a, keepdims=k, **extra)[0]
-            for f, extra in ways for a, k in ((None, False), (1, True), ((0, -1), False))
+            one(name, lambda x, f=f, a=a, k=k: f(x, a, k), name == "prod", shape, axis=a, keepdims=k, **extra)[0]
+            for f, extra in ways for shape, a, k in (
+                ((3, 2, 4), None, False), ((3, 2, 4), 1, True), ((3, 2, 4), (0, -1), False), ((2, 3, 4), (0, -1), False))
         ]  # fmt: skip
     return {n: c + (two(n, getattr(np, f"{n}imum")) if n in ("max", "min") else []) for n, c in calls.items()}
 

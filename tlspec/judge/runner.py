@@ -27,7 +27,7 @@ import numpy as np
 from tlspec.arrays import CANARY_BYTES, Arrays
 
 #: seconds that a thread which a call has started may take to end, and that a process waits for such threads in all
-THREAD_SECONDS, THREADS_SECONDS = 0.1, 2.0
+THREAD_SECONDS, THREADS_SECONDS = 0.1, 0.5
 #: the layouts of a call's arrays, in turn, where they lie in different ways
 MIXED = ("", "transposed", "rows")
 #: characters of an exception that are told

@@ -12,13 +12,10 @@ from tlspec.registry import check, op
 
 
 def _attend(q, k, v, scale, causal):
-    """Attention of one sequence, (rows, heads, width) each; the last query is at the last key."""
-    if not q.shape[0]:
-        return q
-    after, offset = (0, max(k.shape[0] - q.shape[0], 0)) if causal else (UNLIMITED, 0)
-    heads = (np.swapaxes(x, 0, 1)[None] for x in (q, k, v))
-    out = grouped_attention.reference(*heads, None, 0, UNLIMITED, after, offset, scale)
-    return np.swapaxes(out[0], 0, 1)
+    """Attention of sequences of equal lengths, (sequences, rows, heads, width) each; the last query is at the last key."""
+    after, offset = (0, max(k.shape[1] - q.shape[1], 0)) if causal else (UNLIMITED, 0)
+    heads = (np.swapaxes(x, 1, 2) for x in (q, k, v))
+    return np.swapaxes(grouped_attention.reference(*heads, None, 0, UNLIMITED, after, offset, scale), 1, 2)
 
 
 def _heads(d):
@@ -67,7 +64,7 @@ def varlen_attention(q, k, v, bounds, causal, scale):
     out : (total, heads, d)
     """
     pieces = [slice(int(a), int(b)) for a, b in itertools.pairwise(bounds)]
-    parts = [_attend(q[at], k[at], v[at], scale, causal) for at in pieces if at.stop > at.start]
+    parts = [_attend(*(x[at][None] for x in (q, k, v)), scale, causal)[0] for at in pieces if at.stop > at.start]
     return np.concatenate(parts) if parts else q
 
 
@@ -111,9 +108,8 @@ def paged_attention(q, keys, values, table, filled, scale):
     out : (batch, heads, d)
     """
     out = np.zeros(q.shape, like=q)
-    for b, count in enumerate(filled):
-        tokens = np.arange(int(count))
-        if tokens.size:
-            page, place = table[b][tokens // keys.shape[1]], tokens % keys.shape[1]
-            out[b] = _attend(q[b : b + 1], keys[page, place], values[page, place], scale, False)[0]
+    for count in np.unique(filled[filled > 0]):
+        rows, tokens = np.flatnonzero(filled == count), np.arange(int(count))
+        page, place = table[rows][:, tokens // keys.shape[1]], tokens % keys.shape[1]
+        out[rows] = _attend(q[rows][:, None], keys[page, place], values[page, place], scale, False)[:, 0]
     return out
