@@ -62,8 +62,11 @@ VARIANTS: dict[str, tuple[str, Callable[..., Any]]] = {
 }  # fmt: skip
 
 
-def _single(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A reference on float32 arrays, its parameters float32 too; what it computes in float64 after all is rounded."""
+def _single(row: registry.Op, which: str) -> Callable[..., Any]:
+    """A reference on float32 arrays, its parameters float32 too; what it computes in float64 after all is rounded, and indices
+    are whole numbers."""
+    f = row.reference if which == "forward" else row.rule.reference
+    types = [np.int64 if a.kind == "index" else np.float32 for a in row.signature_of(which).outputs]
 
     def single(value: Any) -> Any:
         return f32(value) if isinstance(value, float) else value
@@ -71,7 +74,9 @@ def _single(f: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(f)
     def run(*given: Any, **named: Any) -> Any:
         made = f(*map(single, given), **{k: single(v) for k, v in named.items()})
-        return tuple(np.array(m, np.float32) for m in made) if isinstance(made, tuple) else np.array(made, np.float32)
+        several = made if isinstance(made, tuple) else (made,)
+        results = tuple(np.array(m, t) for m, t in zip(several, types, strict=True))
+        return results if isinstance(made, tuple) else results[0]
 
     return run
 
@@ -81,9 +86,9 @@ def kernels() -> dict[str, tuple[str, str, Callable[..., Any]]]:
     found: dict[str, tuple[str, str, Callable[..., Any]]] = {}
     for row in registry.ops():
         if row.name not in LEFT_OUT | RANGE and not row.signature.lists:
-            found[f"{row.name} in float32"] = row.name, "forward", _single(row.reference)
+            found[f"{row.name} in float32"] = row.name, "forward", _single(row, "forward")
             if row.vjp_rule is not None:
-                found[f"{row.name} in float32, gradient"] = row.name, "vjp", _single(row.rule.reference)
+                found[f"{row.name} in float32, gradient"] = row.name, "vjp", _single(row, "vjp")
     found |= {f"{op} {which} of the corpus": (op, which, f) for (op, which), f in RIGHT.items()}
     return found | {name: (op, "forward", f) for name, (op, f) in VARIANTS.items()}
 
@@ -133,20 +138,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--commit", help="the commit to record")
     args = parser.parse_args(argv)
-    known = kernels()
-    names, lines, failures = list(known), [], []
+    names, lines, failures = list(kernels()), [], []
     dtypes = [d for d in args.dtypes.split(",") if d]
     progress = Progress(len(dtypes) * len(names), "kernels")
     pool = concurrent.futures.ProcessPoolExecutor(args.workers, mp_context=multiprocessing.get_context("spawn"))
     with one_thread_each(), pool:
         done: dict[concurrent.futures.Future[Any], str] = {}
         for dtype in dtypes:
-            # the results of some are indices, which these kernels would round to the format
-            chosen = [
-                n for n in names if dtype == "float32" or registry.get(known[n][0]).signature.outputs[0].kind != "index"
-            ]
-            each = -(-args.cases // len(chosen))
-            done |= {pool.submit(_run, name, dtype, each, args.seed): dtype for name in chosen}
+            each = -(-args.cases // len(names))
+            done |= {pool.submit(_run, name, dtype, each, args.seed): dtype for name in names}
         for task in concurrent.futures.as_completed(done):
             name, cases, elements, share, found = task.result()
             lines.append({"kernel": name, "dtype": done[task], "cases": cases, "elements": elements,

@@ -31,11 +31,15 @@ FINE = ("TF32", "bfloat16", "float16")
 
 
 def in_format(kernel: Callable[..., Any], dtype: str) -> Callable[..., Any]:
-    """A kernel of float32 numbers on arrays of a format: computed in float32, rounded once."""
+    """A kernel of float32 numbers on arrays of a format: computed in float32, rounded once; whole numbers stay as they are."""
     kind = formats.get(dtype).dtype
 
     def wide(x: Any) -> Any:
         return x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype == kind else x
+
+    def rounded(result: Any) -> Any:
+        made = np.asarray(result)
+        return made if made.dtype.kind in "iu" else made.astype(np.float32, copy=False).astype(kind, copy=False)
 
     def run(*given: Any, **named: Any) -> Any:
         with np.errstate(all="ignore"):
@@ -44,12 +48,7 @@ def in_format(kernel: Callable[..., Any], dtype: str) -> Callable[..., Any]:
             made = kernel(*given, **named)
             if made is None:
                 return None
-            several = isinstance(made, tuple)
-            results = [np.asarray(m, np.float32) for m in (made if several else (made,))]
-        if dtype == "float32":
-            same = isinstance(made, np.ndarray) and made.dtype == kind
-            return tuple(results) if several else made if same else results[0]
-        return tuple(r.astype(kind) for r in results) if several else results[0].astype(kind)
+            return tuple(map(rounded, made)) if isinstance(made, tuple) else rounded(made)
 
     return run
 
