@@ -86,16 +86,15 @@ def concerns(item: pytest.Item, chosen: set[str]) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what OPS does not name, and tests of CUDA where there is none: skips would take time and say no more."""
     chosen = {row.name for row in ROWS}
-    left = [
+    left = {
         item
         for item in items
         if (os.environ.get("OPS") and not concerns(item, chosen))
         or (item.get_closest_marker("cuda") and not has_cuda())
-    ]
+    }
     if left:
-        config.hook.pytest_deselected(items=left)
-        gone = set(left)
-        items[:] = [item for item in items if item not in gone]
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

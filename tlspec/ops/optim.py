@@ -145,13 +145,21 @@ def momentum_step(ps, gs, vs, lr, momentum, dampening, weight_decay, nesterov):
     return ps - lr * (gradient + momentum * v if nesterov else v), v
 
 
+def _second_moment(
+    gs: F64, vs: F64, step: int, lr: float, beta1: float, beta2: float, eps: float
+) -> tuple[F64, Any, F64]:
+    """v, the rate with m's bias correction, and what m is divided by."""
+    v = beta2 * vs + (1 - beta2) * gs * gs
+    size, root = lr / (1 - np.float64(beta1) ** step), np.sqrt(1 - np.float64(beta2) ** step)
+    return v, size, np.sqrt(v) / root + eps
+
+
 def _adam(
     ps: F64, gs: F64, ms: F64, vs: F64, step: int, lr: float, beta1: float, beta2: float, eps: float, decay: float
 ) -> tuple[F64, F64, F64]:
     m = beta1 * ms + (1 - beta1) * gs
-    v = beta2 * vs + (1 - beta2) * gs * gs
-    size, root = lr / (1 - np.float64(beta1) ** step), np.sqrt(1 - np.float64(beta2) ** step)
-    return decay * ps - size * (m / (np.sqrt(v) / root + eps)), m, v
+    v, size, divisor = _second_moment(gs, vs, step, lr, beta1, beta2, eps)
+    return decay * ps - size * (m / divisor), m, v
 
 
 def _adam_of_torch(
@@ -159,9 +167,8 @@ def _adam_of_torch(
 ) -> tuple[F64, F64, F64]:
     """The step as torch.optim has it: an interpolation between m and g, and the product with the rate before the quotient."""
     m = ms + (1 - beta1) * (gs - ms) if beta1 > 0.5 else gs - beta1 * (gs - ms)
-    v = beta2 * vs + (1 - beta2) * gs * gs
-    size, root = lr / (1 - np.float64(beta1) ** step), np.sqrt(1 - np.float64(beta2) ** step)
-    return decay * ps - size * m / (np.sqrt(v) / root + eps), m, v
+    v, size, divisor = _second_moment(gs, vs, step, lr, beta1, beta2, eps)
+    return decay * ps - size * m / divisor, m, v
 
 
 def _adam_run(
