@@ -12601,7 +12601,8 @@ def flash_attention(
 
     Special values: as the composed operations have them in IEEE arithmetic. A NaN or +inf among a row's scores
     makes the row NaN, as do scores that are all -inf; a blocked score is replaced whatever it was. A weight of 0
-    times an infinite or NaN element of V is NaN. d = 0, n = 0 or batch = 0 gives an empty result.
+    times an infinite or NaN element of V is NaN; in `fast` a weight below 2^-149 may be one of 0. d = 0, n = 0 or
+    batch = 0 gives an empty result.
 
     References
     ----------

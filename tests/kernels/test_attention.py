@@ -65,6 +65,18 @@ def test_gradients_of_a_saturated_softmax_vanish(dev, n, d):
     assert not gq.numpy().any() and not gk.numpy().any() and np.count_nonzero(gv.numpy()) == n * d
 
 
+@pytest.mark.parametrize("which", ["forward", "vjp"])
+def test_a_weight_that_float32_takes_for_0_may_meet_an_infinity(runtime, which):
+    """e^-112 times an infinity is infinite, or NaN where the weight is 0: of values, and of the gradients that come in."""
+    values, slopes = np.ones((2, 1, 3, 2), np.float32)
+    values[0, 1], slopes[0, 2, 1] = [np.inf, 2], -np.inf
+    arrays = {"Q": np.ones((1, 3, 2)), "K": np.array([[[56, 56], [0, 0], [55, 55]]]), "V": values}
+    arrays = {name: a.astype(np.float32) for name, a in {**arrays, **({"g": slopes} if which == "vjp" else {})}.items()}
+    shape = {"batch": 1, "n": 3, "d": 2, "mask_mode": 0, "scale": 1.0}
+    row = registry.get("flash_attention")
+    demand_bounds(build_case(row, shape, arrays, generator(which), which=which), runtime, which)
+
+
 @pytest.mark.operations("flash_attention", "grouped_attention")
 @pytest.mark.parametrize("name", ["flash_attention", "grouped_attention"])
 @pytest.mark.parametrize("d", [40, 64, 128])

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from tlspec import laws
-from tlspec.bounds import TINY, U64, U, custom, factor, spacing
+from tlspec.bounds import OVERFLOW, TINY, U64, U, custom, factor, spacing
 from tlspec.classes import Classes
 from tlspec.registry import check, op
 from tlspec.shapes import extent
@@ -142,11 +142,20 @@ def _attention_tolerance(Q, K, V, mask, mask_mode, scale, sums=_float32):
     return _result_tolerance(Q, K, V, softmax, scale, sums)
 
 
+def _may_vanish(E, shifted, error):
+    """Where float32 may make 0 of a weight, which times an infinity is NaN; `error` is the weights' relative one."""
+    return (E > 0) & (shifted - np.log1p(error) < -103.0)
+
+
 def _result_tolerance(Q, K, V, softmax, scale, sums, bias=None):
+    """The tolerance; without `sums` the bound on intermediates (:func:`_bound`)."""
     shifted, E, total, blocked = softmax
+    error = _weight_error(Q, K, shifted, E, blocked, scale, sums or _float32, bias)
+    if sums is None:
+        return 2 * OVERFLOW * (_may_vanish(E, shifted, error) @ np.isinf(V))
     P, size = E / total, np.abs(V)
     out = np.abs((E @ V) / total)
-    W = P * _weight_error(Q, K, shifted, E, blocked, scale, sums, bias)
+    W = P * error
     n = K.shape[1]
     h = sums(_heights(n)[1], n) * U
     tolerance = W @ size + W.sum(axis=2, keepdims=True) * out + h * (P @ size + out) + _last(sums, 1) * spacing(out)
@@ -168,11 +177,18 @@ def _gradient_tolerance(Q, K, V, out, g, softmax, scale, sums, bias=None):
     n, d = max(Q.shape[1], K.shape[1]), V.shape[2]
     shifted, E, total, blocked = softmax
     P = E / total
-    h = sums(_heights(n)[1] + 2, n) * U
-    eps = _weight_error(Q, K, shifted, E, blocked, scale, sums, bias)
-    eps = np.where(E > 0, np.expm1(eps + (P * eps).sum(axis=2, keepdims=True) + h + 3 * U), 0.0)
+    eps = _weight_error(Q, K, shifted, E, blocked, scale, sums or _float32, bias)
     dP = g @ V.swapaxes(1, 2)
     t = dP - (g * out).sum(axis=2, keepdims=True)
+    if sums is None:
+        lost = _may_vanish(E, shifted, eps)
+        slopes = (lost & np.isinf(t)).astype(np.float64)
+        of_values = lost.swapaxes(1, 2) @ np.isinf(g)
+        return tuple(
+            2 * OVERFLOW * m for m in (slopes @ np.ones(K.shape), slopes.swapaxes(1, 2) @ np.ones(Q.shape), of_values)
+        )
+    h = sums(_heights(n)[1] + 2, n) * U
+    eps = np.where(E > 0, np.expm1(eps + (P * eps).sum(axis=2, keepdims=True) + h + 3 * U), 0.0)
     magnitude = np.abs(g) @ np.abs(V).swapaxes(1, 2) + (np.abs(g) * np.abs(out)).sum(axis=2, keepdims=True)
     error = sums(d, d) * U * magnitude
     dS = np.abs(P * t)
@@ -194,9 +210,11 @@ def _gradient_tolerance(Q, K, V, out, g, softmax, scale, sums, bias=None):
 
 
 def _bound(tolerance, text):
-    """The bound, and that of reproducible contexts: the weights' errors stay, and of the sums ½ ulp."""
+    """The bound, and that of reproducible contexts: the weights' errors stay, and of the sums ½ ulp.
+
+    A weight that float32 may take for 0 leaves nothing covered of what it multiplies an infinity for."""
     chain = custom(partial(tolerance, sums=_float64), text.replace("u·P|V|", "2⁻⁵³·P|V| + ½ ulp"))
-    return custom(tolerance, text, chain=chain)
+    return custom(tolerance, text, peak=partial(tolerance, sums=None), chain=chain)
 
 
 def _draw_size(d, high):
@@ -330,7 +348,7 @@ def flash_attention(Q, K, V, mask, mask_mode, scale):
     Shapes: Q, K, V, out (batch, n, d); mask (batch, n, n), 0 blocks and anything else allows.
     Special values: as the composed operations have them in IEEE arithmetic. A NaN or +inf among a row's scores makes the row
     NaN, as do scores that are all -inf; a blocked score is replaced whatever it was. A weight of 0 times an infinite or NaN
-    element of V is NaN. d = 0, n = 0 or batch = 0 gives an empty result.
+    element of V is NaN; in `fast` a weight below 2^-149 may be one of 0. d = 0, n = 0 or batch = 0 gives an empty result.
     Errors: ARGUMENT if mask_mode > 3, or if mask_mode is 1 or 2 and there is no mask."""
     _, E, total, _ = _softmax(Q, K, mask, mask_mode, scale)
     return (E @ V) / total

@@ -117,14 +117,12 @@ int32_t forward(tl_context *ctx, const Geometry &of, const float *Q, const float
     const bool wide = tl_aligned4(Q) && tl_aligned4(K) && tl_aligned4(V) && tl_aligned4(out);
     const tl_attention_shape shape = shape_of(of, wide);
     const tl_attention_device device = device_of(ctx);
-    int32_t status = TORCHLEAN_NO_MEMORY;
     switch (tl_attention_forward_engine(&shape, &device)) {
-    case TL_ATTENTION_WGMMA: status = self_forward(ctx, of, Q, K, V, out); break;
-    case TL_ATTENTION_PRODUCTS: status = products_forward(ctx, of, Q, K, V, out); break;
+    case TL_ATTENTION_WGMMA: return self_forward(ctx, of, Q, K, V, out);
+    case TL_ATTENTION_PRODUCTS: return products_forward(ctx, of, Q, K, V, out);
     case TL_ATTENTION_SIMT: return simt_forward(ctx, of, Q, K, V, out);
-    case TL_ATTENTION_CHAIN: return chain_forward(ctx, of, Q, K, V, out);
+    default: return chain_forward(ctx, of, Q, K, V, out);
     }
-    return status == TORCHLEAN_NO_MEMORY ? chain_forward(ctx, of, Q, K, V, out) : status;
 }
 
 int32_t backward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V, const float *out,
@@ -134,11 +132,11 @@ int32_t backward(tl_context *ctx, const Geometry &of, const float *Q, const floa
                       (!gQ || tl_aligned4(gQ)) && (!gK || tl_aligned4(gK)) && (!gV || tl_aligned4(gV));
     const tl_attention_shape shape = shape_of(of, wide);
     const tl_attention_device device = device_of(ctx);
-    const tl_attention_engine engine = tl_attention_backward_engine(&shape, &device);
-    int32_t status = TORCHLEAN_NO_MEMORY;
-    if (engine == TL_ATTENTION_WGMMA) status = self_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
-    if (engine == TL_ATTENTION_PRODUCTS) status = products_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
-    return status == TORCHLEAN_NO_MEMORY ? chain_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV) : status;
+    switch (tl_attention_backward_engine(&shape, &device)) {
+    case TL_ATTENTION_WGMMA: return self_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
+    case TL_ATTENTION_PRODUCTS: return products_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
+    default: return chain_backward(ctx, of, Q, K, V, out, g, gQ, gK, gV);
+    }
 }
 
 } /* namespace attention */

@@ -17,8 +17,7 @@ int32_t chain_backward(tl_context *ctx, const Geometry &of, const float *Q, cons
 /* Whether rows are so near each other that those of a block begin within 2^31 elements. */
 inline bool is_near(int64_t pitch) { return pitch < (int64_t)1 << 23; }
 
-/* By products with scores in memory between them, of no empty array. What a call that fails with TORCHLEAN_NO_MEMORY has written is
- * for another to overwrite. */
+/* By products with scores in memory between them, of no empty array. */
 int32_t products_forward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,
                          float *out);
 int32_t products_backward(tl_context *ctx, const Geometry &of, const float *Q, const float *K, const float *V,

@@ -17,7 +17,7 @@ static inline const char *tl_attention_reason(int algorithm)
     static const char *const reasons[] = {
         "chain: float64 products of warps, the mode reproducible; in fast what is left",
         "wgmma: Hopper's warp group products, nothing of size n x n in memory, self-attention of 65 queries or more",
-        "products: matrix products with scores in memory between them, long rows, and gradients with masks, biases and other lengths",
+        "products: matrix products with scores in memory between them, rows of more than 128 elements, and others where float64 is slow",
         "simt: float32 units, keys in parts that are several blocks' work, few queries",
     };
     return reasons[algorithm];
@@ -146,16 +146,14 @@ static inline double tl_attention_products_seconds(const struct tl_attention_sha
                           (2.0 * terms / (aligned ? 6e13 : 3.5e13) + bytes / 3.5e12);
 }
 
-/* Products must be clearly faster. With few rows or keys they are not, but where chains are slow. */
+/* Products must be clearly faster. Where chains are fast that takes wide rows. */
 static inline int tl_attention_prefers_products(const struct tl_attention_shape *x,
                                                 const struct tl_attention_device *on, int backward)
 {
     const double launches = (backward ? 5.0 : 1.0) * TL_ATTENTION_LAUNCH;
     if (x->members == 0 || x->rows == 0 || x->keys == 0 || x->d == 0 || x->v == 0 || x->keys > TL_ATTENTION_PAIRS)
         return 0;
-    if (on->chains_are_fast && !tl_attention_is_wide_row(x) &&
-        (x->rows <= TL_ATTENTION_FULL_TILE || x->keys <= TL_ATTENTION_FULL_TILE))
-        return 0;
+    if (on->chains_are_fast && !tl_attention_is_wide_row(x)) return 0;
     return 1.25 * tl_attention_products_seconds(x, backward) < tl_attention_chain_seconds(x, on, backward) + launches;
 }
 

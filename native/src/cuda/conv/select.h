@@ -18,7 +18,7 @@ typedef enum tl_conv_algorithm {
 static inline const char *tl_conv_reason(int algorithm)
 {
     static const char *const reasons[] = {
-        "chain: float64 tensor cores, the mode reproducible; in fast groups of many channels where float64 is fast",
+        "chain: float64 tensor cores, the mode reproducible; in fast groups of many channels and small images where float64 is fast",
         "direct: a thread sums the terms of its elements, groups of few channels, above all depthwise",
         "few_terms: sums of fewer terms than tensor cores take",
         "mma: split TF32 products, which take every shape",
@@ -194,6 +194,19 @@ TL_HD int tl_conv_wgmma_takes_weights(const tl_conv_shape *s, int64_t batch, int
            2 * tiles * tl_conv_wgmma_segments(tiles, positions, multiprocessors) >= multiprocessors;
 }
 
+/* ---- chain ------------------------------------------------------------------------------------------------------- */
+
+enum {
+    TL_CONV_SMALL_IMAGE = 1024,   /* positions */
+    TL_CONV_SMALL_WORK = 1 << 24, /* multiply-adds of an image */
+};
+
+/* A matrix product of each image, so small that float64 tensor cores end sooner than others. */
+TL_HD int tl_conv_prefer_chain(const tl_conv_shape *s, tl_conv_device device)
+{
+    return device.has_fast_chains && s->taps == 1 && s->in_size == s->out_size && s->out_size <= TL_CONV_SMALL_IMAGE;
+}
+
 /* ---- choices ----------------------------------------------------------------------------------------------------- */
 
 /* Groups without kernels of their own. */
@@ -210,6 +223,8 @@ TL_HD tl_conv_algorithm tl_conv_select_product(const tl_conv_shape *s, int sprea
     if (tl_conv_prefer_direct(s, groups, channels, rows) && (!device.is_reproducible || is_one_chain))
         return TL_CONV_DIRECT;
     if (groups > 1 || device.is_reproducible) return tl_conv_select_groups(s, device);
+    if (tl_conv_prefer_chain(s, device) && (double)s->out_size * (double)channels * (double)rows < TL_CONV_SMALL_WORK)
+        return TL_CONV_CHAIN;
     if (tl_conv_prefer_few_terms(s, spread, channels, rows)) return TL_CONV_FEW_TERMS;
     return device.has_wgmma && tl_conv_wgmma_takes_product(s, spread, batch, channels, rows) ? TL_CONV_WGMMA
                                                                                              : TL_CONV_MMA;
@@ -223,7 +238,7 @@ TL_HD tl_conv_algorithm tl_conv_select_weights(const tl_conv_shape *s, int64_t b
     if (tl_conv_prefer_direct(s, groups, channels, rows) && (!device.is_reproducible || is_short))
         return TL_CONV_DIRECT;
     if (groups > 1 || device.is_reproducible) return tl_conv_select_groups(s, device);
-    return device.has_wgmma && tl_conv_wgmma_takes_weights(s, batch, channels, rows, is_aligned, device.multiprocessors)
-               ? TL_CONV_WGMMA
-               : TL_CONV_MMA;
+    if (device.has_wgmma && tl_conv_wgmma_takes_weights(s, batch, channels, rows, is_aligned, device.multiprocessors))
+        return TL_CONV_WGMMA;
+    return tl_conv_prefer_chain(s, device) ? TL_CONV_CHAIN : TL_CONV_MMA;
 }

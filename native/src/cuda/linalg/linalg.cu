@@ -75,15 +75,9 @@ int32_t multiply(tl_context *ctx, tl_matrix_product x)
     const int sms = tl_cuda_sms(ctx);
     const bool wgmma = !reproducible && tl_prefer_wgmma(shape, sms) &&
                        tl_wgmma_product_runs(ctx); /* loads its kernels */
-    tl_product_device device = {sms, wgmma, tl_cuda_double_is_fast(ctx) != 0, tl_cuda_chains_are_fast(ctx) != 0};
-    tl_product_algorithm algorithm = tl_select_product(shape, device, reproducible);
-    if (algorithm == TL_PRODUCT_WGMMA) {
-        const int32_t status = tl_wgmma_multiply(ctx, x);
-        if (status != TORCHLEAN_NO_MEMORY) return status;
-        device.wgmma = false; /* whose copies need memory */
-        algorithm = tl_select_product(shape, device, reproducible);
-    }
-    switch (algorithm) {
+    const tl_product_device device = {sms, wgmma, tl_cuda_double_is_fast(ctx) != 0, tl_cuda_chains_are_fast(ctx) != 0};
+    switch (tl_select_product(shape, device, reproducible)) {
+    case TL_PRODUCT_WGMMA: return tl_wgmma_multiply(ctx, x);
     case TL_PRODUCT_MMA: return tl_mma_multiply(ctx, x);
     case TL_PRODUCT_GEMV: return tl_gemv_multiply(ctx, x);
     case TL_PRODUCT_DIRECT: return tl_direct_multiply(ctx, x);

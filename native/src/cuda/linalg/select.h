@@ -36,7 +36,7 @@ static inline const char *tl_product_reason(int algorithm)
 {
     static const char *const reasons[] = {
         "wgmma: TF32 warp group products, whose tiles fill half of the device and are filled",
-        "mma: TF32 tensor cores, where warp group products are missing or their tiles too large",
+        "mma: TF32 tensor cores, where neither warp group products nor float64 tensor cores are",
         "gemv: a matrix and at most four vectors, which is read once",
         "direct: at most 16 terms and few results, where only latency counts",
         "thin: at most 16 terms, which take no longer than writing the result",
@@ -132,17 +132,19 @@ TL_HD tl_mma_tile tl_choose_mma_tile(tl_product_shape x, int sms)
     return tall < flat ? TL_MMA_TALL : TL_MMA_FLAT;
 }
 
-/* Tiles that fill half of the device and are half full; but not so few of long sums that chains in segments, which have more equal
- * shares, are done sooner by a tenth: up to 8 to 10 for each 12 multiprocessors, as sums have one segment, several or many. */
+/* Tiles that fill half of the device and are half full, where chains are slower. */
 TL_HD bool tl_prefer_mma(tl_product_shape x, tl_product_device device)
 {
-    const int64_t long_sum = 1024, segment = 2048, tiles = tl_product_tiles(x, TL_MMA_SIDE, TL_MMA_SIDE);
-    const int64_t twelfths = 8 + (x.n > segment) + (x.n > 4 * segment);
-    if (!x.contiguous || !(x.a_whole && x.b_whole && x.c_whole) || !tl_fits_split(x)) return false;
-    if (2 * tiles < device.sms || tiles >= INT32_MAX || !tl_product_fills(x, tiles, TL_MMA_SIDE, TL_MMA_SIDE, 2))
-        return false;
-    return !device.double_tensor || x.n <= long_sum || 12 * tiles > twelfths * device.sms ||
-           tl_imin(x.m, x.p) <= TL_CHAIN_FEW_ROWS;
+    const int64_t tiles = tl_product_tiles(x, TL_MMA_SIDE, TL_MMA_SIDE);
+    return !device.double_tensor && x.contiguous && x.a_whole && x.b_whole && x.c_whole && tl_fits_split(x) &&
+           2 * tiles >= device.sms && tiles < INT32_MAX && tl_product_fills(x, tiles, TL_MMA_SIDE, TL_MMA_SIDE, 2);
+}
+
+/* Chains, which share the terms of few results among all multiprocessors, end sooner than wgmma.cu, which is slower with A
+ * transposed, where its tiles leave a quarter of them idle. */
+TL_HD bool tl_chains_end_sooner(tl_product_shape x, tl_product_device device)
+{
+    return device.double_tensor && x.ta && 4 * tl_product_tiles(x, TL_WGMMA_ROWS, TL_WGMMA_NARROW) < 3 * device.sms;
 }
 
 /* The matrix of gemv.cu is A where there are few columns, else op(B)'s columns are its rows. */
@@ -197,7 +199,7 @@ TL_HD tl_product_algorithm tl_select_product(tl_product_shape x, tl_product_devi
     const bool doubles = device.fast_double || reproducible;
     if (doubles && tl_prefer_direct(x, device.sms)) return TL_PRODUCT_DIRECT;
     if (!reproducible) {
-        if (device.wgmma && tl_prefer_wgmma(x, device.sms)) return TL_PRODUCT_WGMMA;
+        if (device.wgmma && tl_prefer_wgmma(x, device.sms) && !tl_chains_end_sooner(x, device)) return TL_PRODUCT_WGMMA;
         if (tl_prefer_mma(x, device)) return TL_PRODUCT_MMA;
     }
     if (doubles && tl_prefer_thin(x)) return TL_PRODUCT_THIN;

@@ -182,22 +182,22 @@ __global__ void __launch_bounds__(THREADS)
     });
 }
 
-/* A warp owns a row after the forward transform: idle imaginary parts 0, a row that is not finite NaN. */
+/* A thread owns a row after the forward transform: idle imaginary parts 0. A warp writes its rows that are not finite: NaN. */
 __global__ void __launch_bounds__(THREADS) finish_kernel(float2 *spectra, int64_t rows, int64_t bins)
 {
     tl_wait_for_earlier();
-    const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     const int lane = threadIdx.x % 32;
-    if (row >= rows) return;
+    const int64_t row = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     float2 *X = spectra + row * bins;
-    const bool bad = tl_not_finite(X[0].x);
-    __syncwarp();
-    if (bad)
-        for (int64_t k = lane; k < bins; k += 32)
-            X[k] = make_float2(TL_NAN, TL_NAN);
-    else if (lane == 0) {
+    const bool bad = row < rows && tl_not_finite(X[0].x);
+    if (row < rows && !bad) {
         X[0].y = 0.0f;
         X[bins - 1].y = 0.0f;
+    }
+    for (unsigned left = __ballot_sync(0xffffffffu, bad); left; left &= left - 1) {
+        X = spectra + (row - lane + __ffs(left) - 1) * bins;
+        for (int64_t k = lane; k < bins; k += 32)
+            X[k] = make_float2(TL_NAN, TL_NAN);
     }
 }
 
@@ -218,7 +218,7 @@ int32_t tl_library_forward(tl_context *ctx, int64_t n, int64_t batch, const tl_r
     if (is_plain(n, to)) {
         float2 *const spectra = reinterpret_cast<float2 *>(to.re);
         TL_TRY(execute(ctx, shape, from.at, spectra));
-        return tl_launch_ahead(ctx, "finish", finish_kernel, tl_grid(batch, THREADS / 32), THREADS, 0, spectra, batch,
+        return tl_launch_ahead(ctx, "finish", finish_kernel, tl_grid(batch, THREADS), THREADS, 0, spectra, batch,
                                to.count);
     }
     const int64_t numbers = shape.numbers(), total = batch * n, kept = batch * to.count;
