@@ -64,12 +64,16 @@ std::optional<at::Tensor> bernoulli_of(const at::Tensor &x, const at::Tensor &p,
 {
     return drawn<torchlean_cuda_buffer_rand_uniform>(x, next_key(generator)).lt(p.to(x.device())).to(at::kFloat);
 }
-/* -ln(1 - u)/rate: u is below 1. */
+/* -ln(1 - u), never 0 though u may be, in float16 neither; u is below 1. */
+at::Tensor exponential_of(const at::Tensor &like, const std::optional<at::Generator> &generator)
+{
+    const at::Tensor u = drawn<torchlean_cuda_buffer_rand_uniform>(like, next_key(generator));
+    return u.neg().log1p().neg().clamp_min(std::ldexp(1.0, -24));
+}
 std::optional<at::Tensor> exponential(const at::Tensor &x, double rate, std::optional<at::Generator> generator)
 {
     TORCH_CHECK(rate > 0, message("exponential_ expects lambda > 0.0, but found lambda=", rate));
-    const at::Tensor u = drawn<torchlean_cuda_buffer_rand_uniform>(x, next_key(generator));
-    return u.neg().log1p().neg().div(rate);
+    return exponential_of(x, generator).div(rate);
 }
 
 std::optional<at::Tensor> log_normal(const at::Tensor &x, double mean, double std,
@@ -113,16 +117,24 @@ std::optional<at::Tensor> normal_of(const at::Tensor &mean, const at::Tensor &st
     return scaled(*normal(like, 0, 1, generator), mean, std);
 }
 
-/* A complex number has two parts, of which each has half of the variance. */
+/* A complex number has two parts, of which each has half of the variance. A uniform number that is rounded up to the end of its
+ * interval becomes the beginning, as on a GPU of PyTorch's. */
 template <class Op, auto F>
 at::Tensor &of_parts(c10::DispatchKeySet keys, at::Tensor &x, double first, double second,
                      std::optional<at::Generator> generator)
 {
-    if (!current() || !is_plain(x) || x.scalar_type() != at::kComplexFloat)
-        return Kernel<Op, typename Op::schema>::template in_place<F>(keys, x, first, second, generator);
-    at::Tensor parts = at::view_as_real(x);
     constexpr bool is_normal = std::is_same_v<Op, at::_ops::normal_>;
-    Op::call(parts, first, is_normal ? second * std::sqrt(0.5) : second, generator);
+    if (current() && is_plain(x) && x.scalar_type() == at::kComplexFloat) {
+        at::Tensor parts = at::view_as_real(x);
+        Op::call(parts, first, is_normal ? second * std::sqrt(0.5) : second, generator);
+        return x;
+    }
+    Kernel<Op, typename Op::schema>::template in_place<F>(keys, x, first, second, generator);
+    const bool is_exact = x.scalar_type() == at::kFloat && first == 0 && second == 1;
+    if (!is_normal && current() && is_plain(x) && first < second && !is_exact) {
+        const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+        x.masked_fill_(x.ge(second), first);
+    }
     return x;
 }
 
@@ -222,11 +234,7 @@ std::optional<at::Tensor> multinomial(const at::Tensor &p, c10::SymInt samples, 
     } else {
         at::_assert_async(valid);
     }
-    if (!replacement || count == 1) {
-        const at::Tensor u = drawn<torchlean_cuda_buffer_rand_uniform>(p, next_key(generator));
-        const at::Tensor each = u.neg().log1p().neg().clamp_min(std::ldexp(1.0, -26)); /* u may be 0 */
-        return std::get<1>(p.div(each).topk(count));
-    }
+    if (!replacement || count == 1) return std::get<1>(p.div(exponential_of(p, generator)).topk(count));
     std::vector<int64_t> sizes = p.sizes().vec();
     sizes.back() = count;
     const at::Tensor sums = p.cumsum(-1),

@@ -42,6 +42,9 @@ SUMS: dict[str, Any] = {
         x[None].repeat(2, 1, 1), [L(0, 0, 1), None, L(1, 1, 2)], v[:, :3].T, True),
     "index_put of a number": lambda x, v: x.index_put((ROWS, ROWS), v[0, 0], accumulate=True),
     "put": lambda x, v: x.put(L(3, 3, -1, 19), v[0], accumulate=True),
+    "put of one": lambda x, v: x.put(L(-3), v[0, :1], accumulate=True),
+    "index_put around two axes": lambda x, v: aten.index_put(
+        x.view(5, 2, 2), [None, L(1, 0, 1), None], v[:, :3, None].expand(5, 3, 2), True),
     "gather": lambda x, v: x.gather(0, PLACES) * v[:3],
     "take": lambda x, v: x.take(L(3, 3, -1, 19)) * v[0],
     "index": lambda x, v: x[[0, 0, 2]] * v[:3],
@@ -75,6 +78,9 @@ WRITES: dict[str, Any] = {
     "masked_scatter": lambda x, v: x.masked_scatter(x.detach() > 0, v),
     "scatter a number": lambda x, v: x.scatter(0, PLACES, 2.0) * v,
     "max_unpool": lambda x, v: F.max_unpool1d(x[None], L(0, 1, 3, 2).expand(1, 5, 4), 2, output_size=(8,))[0, :, :4] * v,
+    "max_unpool3d": lambda x, v: F.max_unpool3d(
+        x.view(1, 1, 5, 2, 2), torch.arange(20).flip(0).view(1, 1, 5, 2, 2) * 2, 2, output_size=(10, 4, 4))[0, 0, :5, 1, :] * v,
+    "_unique": lambda x, v: aten._unique(ROWS.to(x), False)[0] * v[0, :3],
     "sort": lambda x, v: x.sort(0)[0] * v,
     "topk": lambda x, v: x.topk(2, 1, largest=False)[0] * v[:, :2],
     "kthvalue": lambda x, v: x.kthvalue(2, 0)[0] * v[0],

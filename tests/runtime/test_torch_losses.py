@@ -38,6 +38,7 @@ LISTS = torch.tensor(
     ]
 )
 SIGNS = torch.tensor([1, -1, 1, 1, -1, 1])
+batch_norm = torch.ops.aten._native_batch_norm_legit
 #: of a matrix x of 6 by 6 and another y of its type
 CASES: dict[str, Any] = {
     "multi-label margin": lambda x, y: F.multilabel_margin_loss(x, LISTS.to(x.device)),
@@ -80,6 +81,15 @@ CASES: dict[str, Any] = {
     "arcs of the hyperbola": lambda x, y: torch.asinh(x) + torch.acosh(x.abs() + 1.1) + torch.atanh(unit(x)),
     "logarithms": lambda x, y: torch.log2(unit(x)) + torch.log10(unit(x)) + torch.exp2(x),
     "erfinv": lambda x, y: torch.erfinv(unit(x)),
+    "differences": lambda x, y: torch.sub(x, y, alpha=2.5) + torch.rsub(x, y, alpha=-0.5),
+    "variance and mean": lambda x, y: sum(torch.var_mean(x, 1)) + x.var(0, correction=0),
+    "norms of a type": lambda x, y: x.norm(3, 1, dtype=x.dtype) + x.norm(dtype=x.dtype),
+    "ranges": lambda x, y: x * torch.logspace(-1, 2, 6, dtype=x.dtype, device=x.device)
+    + torch.linspace(-3, 1, 6, dtype=x.dtype, device=x.device),
+    "batch norm without averages": lambda x, y: batch_norm.no_stats(x, y[0], y[1], True, 0.1, 1e-5)[0],
+    "batch norm that keeps averages": lambda x, y: batch_norm(
+        x, y[0], y[1], y[2].clone(), y[3].abs(), True, 0.1, 1e-5)[0],
+    "batch norm by averages": lambda x, y: batch_norm(x, y[0], y[1], y[2], y[3].abs(), False, 0.1, 1e-5)[0],
 }  # fmt: skip
 #: their gradients are not differentiable in PyTorch
 ONCE = {n for n in CASES if n.startswith(("cdist", "pdist", "multi-label margin"))}
