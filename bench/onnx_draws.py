@@ -206,8 +206,8 @@ def _moving(d: Draw, op: str) -> Drawn:
         "Split": lambda: ([x], {"axis": axis, "num_outputs": 1}),
         "Where": lambda: ([d.bools(*shape), x, x[::-1].copy()], {}),
         "ReverseSequence": lambda: ([d.any(4, 3, 2), d.rng.integers(1, 5, 3)], {"time_axis": 0, "batch_axis": 1}),
-        "DepthToSpace": lambda: ([d.floats(2, 8, 2, 3, special=True)], {"blocksize": 2} | d.maybe(mode="CRD")),
-        "SpaceToDepth": lambda: ([d.floats(2, 3, 4, 6, special=True)], {"blocksize": 2}),
+        "DepthToSpace": lambda: ([d.any(2, 8, 2, 3)], {"blocksize": 2} | d.maybe(mode="CRD")),
+        "SpaceToDepth": lambda: ([d.any(2, 3, 4, 6)], {"blocksize": 2}),
         "NonZero": lambda: ([d.any(*d.shape(0))], {}),
         "EyeLike": lambda: ([d.floats(3, 4)], d.maybe(k=d.pick((-1, 1)), dtype=d.pick((1, 7)))),
         "Unique": lambda: ([d.floats(6, special=False) if d.flag() else d.ints(7, high=3)], d.maybe(sorted=d.flag())),
@@ -227,7 +227,8 @@ def _pad(d: Draw, op: str) -> Drawn:
 
 def _scatter(d: Draw, op: str) -> Drawn:
     shape = d.shape(1, 3)
-    x, updates = d.floats(*shape), d.floats(*shape)
+    draw = d.floats if d.flag() else d.ints
+    x, updates = draw(*shape), draw(*shape)
     attributes = d.maybe(reduction=d.pick(("add", "mul", "max", "min")))
     if op == "ScatterElements":
         index = (
@@ -264,10 +265,12 @@ def _sequence(d: Draw, op: str) -> Drawn:
     if op == "CastLike":
         return Drawn(op, [d.ints(*shape, high=99) % 99, d.any(2)], opset=15)
     if op == "CumProd":
+        x = x if d.flag() else d.ints(*shape, kind=d.pick(INTS[:2]))
         return Drawn(op, [x, np.asarray(axis)], d.maybe(exclusive=d.flag(), reverse=d.flag()), opset=26)
     if op == "Dropout":
         return Drawn(op, [x, np.asarray(0.5, np.float32)], {}, 2)
-    a, b = d.floats(3, 4), d.floats(4, 5)
+    draw = d.floats if d.flag() else d.ints
+    a, b = draw(3, 4), draw(4, 5)
     return Drawn(
         op, [a, b], {"equation": d.pick(("ij,jk->ik", "ij,jk->ki", "ij, jk -> i", "ij,jk->j", "...j,jk->...k"))}
     )
@@ -374,6 +377,21 @@ def _loss(d: Draw, op: str) -> Drawn:
     return Drawn(op, [x, d.rng.integers(0, 5, (4, *rest)), *([np.abs(d.floats(5)) + 0.1] if d.flag() else [])], more)
 
 
+#: of a recurrent layer
+ACTIVATIONS = (
+    "Tanh",
+    "Relu",
+    "Sigmoid",
+    "Affine",
+    "LeakyRelu",
+    "ScaledTanh",
+    "HardSigmoid",
+    "Elu",
+    "Softsign",
+    "Softplus",
+)
+
+
 def _recurrent(d: Draw, op: str) -> Drawn:
     gates, n, k = {"RNN": 1, "GRU": 3, "LSTM": 4}[op], 3, 4
     direction = d.pick(("forward", "reverse", "bidirectional"))
@@ -384,7 +402,13 @@ def _recurrent(d: Draw, op: str) -> Drawn:
     operands.append(d.floats(ways, 2, n) / 30 if d.flag() else None)
     attributes = {"hidden_size": n, "direction": direction}
     attributes |= d.maybe(linear_before_reset=d.flag()) if op == "GRU" else {}
-    attributes |= d.maybe(activations=[d.pick(("Tanh", "Relu"))] * ways) if op == "RNN" else {}
+    if d.flag():
+        names = [d.pick(ACTIVATIONS) for _ in range({"RNN": 1, "GRU": 2, "LSTM": 3}[op] * ways)]
+        attributes |= {
+            "activations": names,
+            "activation_alpha": [0.5] * len(names),
+            "activation_beta": [0.3] * len(names),
+        }
     return Drawn(op, operands, attributes, 3 if op == "LSTM" else 2, 14)
 
 

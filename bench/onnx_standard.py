@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -253,6 +254,16 @@ def _sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
+#: of recurrent layers; those of one name with alpha and beta take the values that all of a case's activations have
+_ACTIVATIONS: dict[str, Callable[[Array, float, float], Array]] = {
+    "Tanh": lambda v, a, b: np.tanh(v), "Relu": lambda v, a, b: np.maximum(v, 0), "Sigmoid": lambda v, a, b: _sigmoid(v),
+    "Affine": lambda v, a, b: a * v + b, "LeakyRelu": lambda v, a, b: np.where(v < 0, a * v, v),
+    "ScaledTanh": lambda v, a, b: a * np.tanh(b * v), "HardSigmoid": lambda v, a, b: np.clip(a * v + b, 0, 1),
+    "Elu": lambda v, a, b: np.where(v < 0, a * np.expm1(v), v), "Softsign": lambda v, a, b: v / (1 + abs(v)),
+    "Softplus": lambda v, a, b: np.logaddexp(0, v),
+}  # fmt: skip
+
+
 def _recurrent(
     case: Any, x: Array, w: Array, r: Array, b: Array = None, lengths: Array = None, first: Array = None
 ) -> Any:
@@ -260,22 +271,26 @@ def _recurrent(
     gates, ways, (time, batch, _) = {"RNN": 1, "GRU": 3, "LSTM": 4}[case.op], w.shape[0], x.shape
     y, last = np.zeros((time, ways, batch, n)), np.zeros((2, ways, batch, n))
     b = np.zeros((ways, 2 * gates * n)) if b is None else b
-    act = [np.tanh if names is None or names[d] == "Tanh" else lambda v: np.maximum(v, 0) for d in range(ways)]
+    usual = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}[case.op]
+    names, count = names or usual * ways, len(usual)
+    (alpha,), (beta,) = (set(case.attributes.get(name, [0.0])) for name in ("activation_alpha", "activation_beta"))
+    functions = [partial(_ACTIVATIONS[name], a=alpha, b=beta) for name in names]
     for d, k in itertools.product(range(ways), range(batch)):
+        f, *others = functions[d * count : (d + 1) * count]
         h, c = np.zeros(n) if first is None else first[d, k], np.zeros(n)
         steps = range(time if lengths is None else int(lengths[k]))
         for t in steps[::-1] if way == "reverse" or d == 1 else steps:
             a, s = w[d] @ x[t, k] + b[d, : gates * n], r[d] @ h + b[d, gates * n :]
             if case.op == "RNN":
-                h = act[d](a + s)
+                h = f(a + s)
             elif case.op == "GRU":
-                z, reset = _sigmoid(a[:n] + s[:n]), _sigmoid(a[n : 2 * n] + s[n : 2 * n])
+                z, reset = f(a[:n] + s[:n]), f(a[n : 2 * n] + s[n : 2 * n])
                 again = reset * s[2 * n :] if linear else r[d][2 * n :] @ (reset * h) + b[d, 5 * n :]
-                h = (1 - z) * np.tanh(a[2 * n :] + again) + z * h
+                h = (1 - z) * others[0](a[2 * n :] + again) + z * h
             else:
-                i, o, f, g = np.split(a + s, 4)
-                c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
-                h = _sigmoid(o) * np.tanh(c)
+                i, o, forget, g = np.split(a + s, 4)
+                c = f(forget) * c + f(i) * others[0](g)
+                h = f(o) * others[1](c)
             y[t, d, k] = h
         last[:, d, k] = h, c
     return (y, last[0], last[1])[: case.outputs]
