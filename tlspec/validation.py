@@ -60,7 +60,8 @@ def _size_names(row: Op) -> list[str]:
 
 def _function_problems(row: Op, what: str, function: Callable[..., Any], arrays: Sequence[str]) -> Iterator[str]:
     parameters = inspect.signature(function).parameters.values()
-    names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    choices = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty]  # of a formula
+    names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p not in choices]
     first, rest = names[: len(arrays)], names[len(arrays) :]
     if first != list(arrays):
         yield f"{what} takes ({', '.join(names)}), but the signature says ({', '.join(arrays)}) first: name them alike"

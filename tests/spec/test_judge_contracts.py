@@ -1,5 +1,6 @@
 """What an author says of a kernel: a right one passes where the contract says so; where not, it fails, or a wrong one does."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -446,9 +447,23 @@ def _group_norm_of_torch(x: Any, gamma: Any, beta: Any, eps: float) -> Any:
     return out.reshape(x.shape), *found
 
 
+def _conv_without_zeros(x: Any, w: Any, b: Any, stride_h: int, stride_w: int, padding_h: int, padding_w: int) -> Any:
+    """Passes over what lies outside of x, beside infinite weights too."""
+    (*_, height, width), (*_, kernel_h, kernel_w) = x.shape, w.shape
+    rows = range(-padding_h, height + padding_h - kernel_h + 1, stride_h)
+    columns = range(-padding_w, width + padding_w - kernel_w + 1, stride_w)
+    out = np.empty((len(x), len(w), len(rows), len(columns)), x.dtype)
+    for (i, top), (j, left) in itertools.product(enumerate(rows), enumerate(columns)):
+        part = x[:, :, max(top, 0) : max(top + kernel_h, 0), max(left, 0) : max(left + kernel_w, 0)]
+        up, to = max(-top, 0), max(-left, 0)
+        kernel = w[:, :, up : up + part.shape[2], to : to + part.shape[3]]
+        out[:, :, i, j] = np.tensordot(part, kernel, ((1, 2, 3), (1, 2, 3))) + b
+    return out
+
+
 @pytest.mark.parametrize(("op", "array", "kernel"), [
-    ("selective_scan_diag", "numpy", _scan_by_pairs), ("adamw_step", "torch", _adam_of_torch),
-    ("group_norm_stats", "torch", _group_norm_of_torch)])  # fmt: skip
+    ("selective_scan_diag", "numpy", _scan_by_pairs), ("conv2d", "numpy", _conv_without_zeros),
+    ("adamw_step", "torch", _adam_of_torch), ("group_norm_stats", "torch", _group_norm_of_torch)])  # fmt: skip
 def test_common_formulas_need_no_name(op: str, array: str, kernel: Callable[..., Any]) -> None:
     pytest.importorskip(array)
     report = judged(kernel, op, array=array, cases={"small": 24}, empty=False, isolate=False)

@@ -22,6 +22,7 @@ least 64, and each further tap costs one rounding more, of the K that the height
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,11 @@ def _window(x, start: Sequence[int], step: Sequence[int], count: Sequence[int]):
     return out
 
 
+def _reached(terms, x, start, step, count):
+    """Terms of elements of x, and 0 for those of the zeros around it."""
+    return np.where(_window(np.ones(x.shape[-len(count) :]), start, step, count) > 0, terms, 0.0)
+
+
 def _mix(w, x, rank):
     """Σ_c w[..., o, c]·x[n, ..., c, *spatial], where ... are the axes of groups, or none."""
     *outer, c = x.shape[: x.ndim - rank]
@@ -64,17 +70,19 @@ def _mix(w, x, rank):
     return (w @ x.reshape(*outer, c, math.prod(spatial))).reshape(*outer, w.shape[-2], *spatial)
 
 
-def _correlate(x, w, size, stride, padding, dilation):
-    """out[n, ..., o, j] = Σ_{c, k} w[..., o, c, k]·x[n, ..., c, j·stride + k·dilation - padding] for j < size"""
+def _correlate(x, w, size, stride, padding, dilation, zeros=True):
+    """out[n, ..., o, j] = Σ_{c, k} w[..., o, c, k]·x[n, ..., c, j·stride + k·dilation - padding] for j < size; without `zeros` no
+    terms of those around x"""
     rank = len(size)
     out = np.zeros((*x.shape[: -rank - 1], w.shape[-rank - 2], *size), np.result_type(x, w, float), like=x)
     for k in np.ndindex(*w.shape[-rank:]):
         start = [i * d - p for i, d, p in zip(k, dilation, padding, strict=True)]
-        out += _mix(w[(..., *k)], _window(x, start, stride, size), rank)
+        terms = _mix(w[(..., *k)], _window(x, start, stride, size), rank)
+        out += terms if zeros else _reached(terms, x, start, stride, size)
     return out
 
 
-def _spread(x, w, size, stride, padding, dilation):
+def _spread(x, w, size, stride, padding, dilation, zeros=True):
     """out[n, ..., o, i] = Σ_{c, k} w[..., c, o, k]·x[n, ..., c, (i + padding - k·dilation) / stride] over the k that divide,
     for i < size"""
     rank = len(size)
@@ -87,12 +95,13 @@ def _spread(x, w, size, stride, padding, dilation):
         if min(count) == 0:
             continue
         to = tuple(slice(a, None, s) for a, s in zip(start, stride, strict=True))
-        part = _window(x, first, [1] * rank, count)
-        out[(..., *to)] += _mix(np.swapaxes(w[(..., *offset)], -1, -2), part, rank)
+        where = first, [1] * rank, count
+        terms = _mix(np.swapaxes(w[(..., *offset)], -1, -2), _window(x, *where), rank)
+        out[(..., *to)] += terms if zeros else _reached(terms, x, *where)
     return out
 
 
-def _weights(x, g, kernel, stride, padding, dilation):
+def _weights(x, g, kernel, stride, padding, dilation, zeros=True):
     """gw[..., o, c, k] = Σ_{n, j} g[n, ..., o, j]·x[n, ..., c, j·stride + k·dilation - padding]"""
     rank = len(kernel)
     size, space = g.shape[-rank:], g.ndim - rank
@@ -106,6 +115,7 @@ def _weights(x, g, kernel, stride, padding, dilation):
     gs = by_channel(g)
     for k in np.ndindex(*kernel):
         start = [i * d - p for i, d, p in zip(k, dilation, padding, strict=True)]
+        gs = gs if zeros else by_channel(_reached(g, x, start, stride, size))
         out[(..., *k)] = gs @ np.swapaxes(by_channel(_window(x, start, stride, size)), -1, -2)
     return out
 
@@ -286,7 +296,7 @@ TRANSPOSE_PATHS_OF_AXES = [_path(2, 64, 61, (32, 1, 3), 4, 2, 1),
     classes=CLASSES, lengths=_lengths(conv_out), work=_work(conv_out), laws=LAWS,
     source="torch.nn.functional.conv1d, conv2d, conv3d",
     arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
-def conv(x, w, b, stride, padding):
+def conv(x, w, b, stride, padding, *, zeros=True):
     """Convolution (cross-correlation) over 1 to 8 spatial axes; one image is a batch of 1.
 
     out[n, o, j] = Σ_{c, k} w[o, c, k]·x[n, c, j·stride + k - padding] + b[o], x being 0 outside its ends
@@ -297,16 +307,16 @@ def conv(x, w, b, stride, padding):
     everywhere; batch = 0 or out_channels = 0 an empty result.
     Errors: different numbers of axes, no axis or more than 8, a stride, kernel, input or output size of 0."""
     size = conv_out(x.shape[2:], w.shape[2:], stride, padding)
-    return _correlate(x, w, size, stride, padding, _dense(stride)) + _bias(b, x.ndim - 2)
+    return _correlate(x, w, size, stride, padding, _dense(stride), zeros) + _bias(b, x.ndim - 2)
 
 
 @conv.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv_vjp_heights), trees=["gb"])
-def conv_vjp(x, w, g, stride, padding):
+def conv_vjp(x, w, g, stride, padding, *, zeros=True):
     """gx[n, c, i] = Σ_{o, k} w[o, c, k]·g[n, o, (i + padding - k) / stride] over the k that divide, g being 0 outside its
     ends; gw[o, c, k] = Σ_{n, j} g[n, o, j]·x[n, c, j·stride + k - padding]; gb[o] = Σ_{n, j} g[n, o, j], by the row tree
     over an image and the column tree over the batch."""
-    gx = _spread(g, w, x.shape[2:], stride, padding, _dense(stride))
-    return gx, _weights(x, g, w.shape[2:], stride, padding, _dense(stride)), _bias_sum(g)
+    gx = _spread(g, w, x.shape[2:], stride, padding, _dense(stride), zeros)
+    return gx, _weights(x, g, w.shape[2:], stride, padding, _dense(stride), zeros), _bias_sum(g)
 
 
 @op(
@@ -317,7 +327,7 @@ def conv_vjp(x, w, g, stride, padding):
     classes=TRANSPOSE_CLASSES, lengths=_lengths(conv_transpose_out), work=_work(conv_transpose_out), laws=LAWS,
     source="torch.nn.functional.conv_transpose1d, conv_transpose2d, conv_transpose3d",
     arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
-def conv_transpose(x, w, b, stride, padding):
+def conv_transpose(x, w, b, stride, padding, *, zeros=True):
     """Transposed convolution over 1 to 8 spatial axes: the gradient of conv with respect to its input, plus a bias.
 
     out[n, o, i] = Σ_{c, k} w[c, o, k]·x[n, c, (i + padding - k) / stride] + b[o] over the k that divide, x being 0 outside
@@ -329,18 +339,26 @@ def conv_transpose(x, w, b, stride, padding):
     Errors: different numbers of axes, no axis or more than 8, a stride, kernel or input size of 0, an output size that is
     not positive."""
     size = conv_transpose_out(x.shape[2:], w.shape[2:], stride, padding)
-    return _spread(x, w, size, stride, padding, _dense(stride)) + _bias(b, x.ndim - 2)
+    return _spread(x, w, size, stride, padding, _dense(stride), zeros) + _bias(b, x.ndim - 2)
 
 
 @conv_transpose.vjp("x, w, g -> gx, gw, gb", bound=tree(_conv_transpose_vjp_heights), trees=["gb"])
-def conv_transpose_vjp(x, w, g, stride, padding):
+def conv_transpose_vjp(x, w, g, stride, padding, *, zeros=True):
     """gx[n, c, j] = Σ_{o, k} w[c, o, k]·g[n, o, j·stride + k - padding], which is conv of g; gw[c, o, k] = Σ_{n, j} x[n, c, j]·
     g[n, o, j·stride + k - padding]; gb[o] = Σ_{n, i} g[n, o, i], by the row tree over an image and the column tree over the
     batch. g is 0 outside its ends."""
-    gx = _correlate(g, w, x.shape[2:], stride, padding, _dense(stride))
-    return gx, _weights(g, x, w.shape[2:], stride, padding, _dense(stride)), _bias_sum(g)
+    gx = _correlate(g, w, x.shape[2:], stride, padding, _dense(stride), zeros)
+    return gx, _weights(g, x, w.shape[2:], stride, padding, _dense(stride), zeros), _bias_sum(g)
 
 
+def _by_elements(*rows):
+    """Lets kernels pass over the zeros around an array, which make NaN of infinite weights."""
+    for row in rows:
+        row.formula()(partial(row.reference, zeros=False))
+        row.formula("vjp")(partial(row.rule.reference, zeros=False))
+
+
+_by_elements(conv, conv_transpose)
 _LISTS = (
     "spatial=[in_h, in_w], kernel=[kernel_h, kernel_w], stride=[stride_h, stride_w], padding=[padding_h, padding_w]"
 )
@@ -483,7 +501,7 @@ def _add_bias(out, b):
     classes=GROUPED_CLASSES, laws=LAWS,
     source="torch.nn.functional.conv2d with groups and dilation, after torch.nn.functional.pad",
     arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
-def conv_grouped(x, w, b, stride, dilation, padding_low, padding_high):
+def conv_grouped(x, w, b, stride, dilation, padding_low, padding_high, *, zeros=True):
     """Convolution of groups of channels, each with weights of its own, over 1 to 8 spatial axes.
 
     out[n, g, o, j] = Σ_{c, k} w[g, o, c, k]·x[n, g, c, j·stride + k·dilation - padding_low] + b[g, o], x being 0 outside
@@ -494,14 +512,14 @@ def conv_grouped(x, w, b, stride, dilation, padding_low, padding_high):
     Special values: those of conv; without b nothing is added.
     Errors: those of conv; no group, a dilation of 0."""
     size = conv_grouped_out(x.shape[3:], w.shape[3:], stride, dilation, padding_low, padding_high)
-    return _add_bias(_correlate(x, w, size, stride, padding_low, dilation), b)
+    return _add_bias(_correlate(x, w, size, stride, padding_low, dilation, zeros), b)
 
 
 @conv_grouped.vjp("x, w, g -> gx, gw, gb", bound=tree(_grouped_heights), trees=["gb"])
-def conv_grouped_vjp(x, w, g, stride, dilation, padding_low):
+def conv_grouped_vjp(x, w, g, stride, dilation, padding_low, *, zeros=True):
     """The VJP of conv, group by group: gx[n, g, c, i] sums over the k for which i + padding_low - k·dilation is a multiple of
     the stride."""
-    lists = (stride, padding_low, dilation)
+    lists = (stride, padding_low, dilation, zeros)
     gx, gw = _spread(g, w, x.shape[3:], *lists), _weights(x, g, w.shape[3:], *lists)
     return gx, gw, g.sum(axis=(0, *range(3, g.ndim)))
 
@@ -515,7 +533,7 @@ def conv_grouped_vjp(x, w, g, stride, dilation, padding_low):
     draw=_draw_grouped(True), paths=TRANSPOSE_GROUPED_PATHS, classes=GROUPED_CLASSES,
     laws=LAWS, source="torch.nn.functional.conv_transpose2d with groups, dilation and output_padding",
     arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
-def conv_transpose_grouped(x, w, b, stride, dilation, padding_low, padding_high, output_padding):
+def conv_transpose_grouped(x, w, b, stride, dilation, padding_low, padding_high, output_padding, *, zeros=True):
     """Transposed convolution of groups of channels: the gradient of conv_grouped with respect to its input, plus a bias.
 
     out[n, g, o, i] = Σ_{c, k} w[g, c, o, k]·x[n, g, c, (i + padding_low - k·dilation) / stride] + b[g, o] over the k that divide
@@ -528,12 +546,15 @@ def conv_transpose_grouped(x, w, b, stride, dilation, padding_low, padding_high,
     Errors: those of conv_transpose; no group, a dilation of 0."""
     lists = (stride, dilation, padding_low, padding_high, output_padding)
     size = conv_transpose_grouped_out(x.shape[3:], w.shape[3:], *lists)
-    return _add_bias(_spread(x, w, size, stride, padding_low, dilation), b)
+    return _add_bias(_spread(x, w, size, stride, padding_low, dilation, zeros), b)
 
 
 @conv_transpose_grouped.vjp("x, w, g -> gx, gw, gb", bound=tree(_grouped_transpose_heights), trees=["gb"])
-def conv_transpose_grouped_vjp(x, w, g, stride, dilation, padding_low):
+def conv_transpose_grouped_vjp(x, w, g, stride, dilation, padding_low, *, zeros=True):
     """The VJP of conv_transpose, group by group, with the dilation of the forward pass."""
-    lists = (stride, padding_low, dilation)
+    lists = (stride, padding_low, dilation, zeros)
     gx, gw = _correlate(g, w, x.shape[3:], *lists), _weights(g, x, w.shape[3:], *lists)
     return gx, gw, g.sum(axis=(0, *range(3, g.ndim)))
+
+
+_by_elements(conv_grouped, conv_transpose_grouped)
