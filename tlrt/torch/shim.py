@@ -24,6 +24,8 @@ import torch
 from tlrt._binding import library
 from tlrt.errors import LibraryNotFoundError
 
+#: PyTorch's headers that most of the files include
+_COMMON = ("ATen/ATen.h", "ATen/Operators.h", "torch/library.h")
 _PACKAGE = Path(__file__).resolve().parents[1]
 _TREE = _PACKAGE.parent
 
@@ -81,16 +83,32 @@ def _text(path: Path) -> bytes:
     return b"".join(_text(f) for f in included if f.is_file()) + text
 
 
-def _compile(source: Path, versions: bytes) -> Path:
-    """The object of a source file, compiled where no earlier build has it."""
+def _object(source: Path, versions: bytes) -> Path:
+    """Where the object of a source file goes, and lies after an earlier build."""
     digest = hashlib.sha256(versions + _text(source)).hexdigest()[:16]
-    target = _built() / f"{source.stem}-{digest}.o"
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=target.parent) as work:
-            made = Path(work) / target.name
-            _run([os.environ.get("CXX", "g++"), *_options(), "-c", str(source), "-o", str(made)])
-            made.rename(target)
-    return target
+    return _built() / f"{source.stem}-{digest}.o"
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX", "g++")
+
+
+def _compile_all(sources: dict[Path, Path], work: Path) -> None:
+    """Compiles sources, as many at once as there are processors. PyTorch's headers take half of the time, so those of several
+    files are compiled once."""
+    common, shared = work / "common.h", list[str]()
+    if len(sources) > 3:
+        common.write_text("".join(f"#include <{name}>\n" for name in _COMMON))
+        _run([_compiler(), *_options(), "-x", "c++-header", str(common), "-o", f"{common}.gch"])
+        shared = ["-include", str(common)]
+
+    def compile_one(source: Path, target: Path) -> None:
+        made = work / target.name
+        _run([_compiler(), *_options(), *shared, "-c", str(source), "-o", str(made)])
+        made.rename(target)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(compile_one, sources.keys(), sources.values()))
 
 
 def build(target: Path) -> None:
@@ -115,14 +133,14 @@ def build(target: Path) -> None:
             f"tlrt.torch: compiling for PyTorch {torch.__version__}, once, a few minutes", file=sys.stderr, flush=True
         )
         versions = f"{torch.__version__} {library.load().hash}".encode()
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            objects = list(pool.map(lambda f: _compile(f, versions), sorted(_sources().glob("*.cpp"))))
+        objects = {source: _object(source, versions) for source in sorted(_sources().glob("*.cpp"))}
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
+            _compile_all({source: made for source, made in objects.items() if not made.exists()}, Path(work))
             made = Path(work) / target.name
             folder = Path(torch.__file__).parent / "lib"
             # libstdc++ first: libc10 has copies of some of its functions (native/torch/message.h)
             _run([
-                os.environ.get("CXX", "g++"), "-shared", "-o", str(made), *map(str, objects), f"-L{folder}",
+                _compiler(), "-shared", "-o", str(made), *map(str, objects.values()), f"-L{folder}",
                 "-Wl,--no-as-needed", "-lstdc++", "-ltorch_cpu", "-lc10", str(library.load().path),
             ])  # fmt: skip
             made.rename(target)
