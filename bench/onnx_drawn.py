@@ -35,7 +35,7 @@ RUNS, DEVIATIONS = 8, 6.0
 #: how many times tlrt's allowance others may use before a difference is more than rounding
 ROUGHER = 2.0**12
 OTHERS = ("onnx.reference", "onnxruntime")
-NAMES = "abcdefg"
+NAMES = "abcdefgh"
 
 
 def _model(case: Drawn, is_wide: bool = False) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.onnx_standard import CELL_FUNCTIONS
+
 Array = np.ndarray
 SPECIAL = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1.2e-38, 3.4e38, -3.4e38, 1, -1, 0.5, -0.5, 2, 3, 1e20,
                     -1e20, 89.2, -89.2, 1e-6, 2.5, -1.5], np.float32)  # fmt: skip
@@ -53,6 +55,11 @@ class Draw:
         if self.flag() and info.bits > 16 and low < 0:
             x = x + self.pick((2**24, 2**30, 2**53 if info.bits > 32 else 2**24))
         return x.astype(kind)
+
+    def wide(self, *shape: int, kind: str) -> Array:
+        """Whole numbers of all sizes, up to half of the type's greatest."""
+        bits = np.iinfo(kind).bits - 2
+        return (self.rng.integers(-(2**bits), 2**bits, shape) >> self.rng.integers(0, bits, shape)).astype(kind)
 
     def extremes(self, *shape: int) -> Array:
         """Whole numbers of any type, with its least and greatest among them."""
@@ -111,8 +118,9 @@ def _binary(d: Draw, op: str) -> Drawn:
         return (
             Drawn(op, [a, b % 9], {"direction": d.pick(("LEFT", "RIGHT"))}) if op == "BitShift" else Drawn(op, [a, b])
         )
-    kind = d.pick(("float", "float", "int64", "int32"))
-    a, b = d.pair(lambda *s: d.floats(*s, special=True) if kind == "float" else d.ints(*s, kind=kind))
+    kind = d.pick(("float", "int64", "int32"))
+    make = d.wide if op in ("Div", "Mod") else d.ints
+    a, b = d.pair(lambda *s: d.floats(*s, special=True) if kind == "float" else make(*s, kind=kind))
     if op in ("Div", "Mod") and kind != "float":
         b = np.where(b == 0, 7, b).astype(b.dtype)
     attributes = {"fmod": int(kind == "float" or d.flag())} if op == "Mod" else {}
@@ -318,7 +326,16 @@ def _window(d: Draw, op: str) -> Drawn:
     if op in ("Conv", "ConvTranspose"):
         group = d.pick((1, 2))
         attributes |= {"group": group} | d.maybe(dilations=[d.pick((1, 2)) for _ in kernel])
-        attributes |= d.maybe(pads=[d.pick((0, 1)) for _ in kernel] * 2)
+        attributes |= d.maybe(pads=[d.pick((0, 1, 2)) for _ in kernel * 2])
+        if op == "ConvTranspose":
+            strides, dilations = [d.pick((1, 2, 3)) for _ in kernel], attributes.get("dilations", [1] * rank)
+            attributes["strides"] = strides
+            if d.rng.random() < 0.7:
+                attributes["output_padding"] = [d.pick(range(max(pair))) for pair in zip(strides, dilations)]
+            else:  # the padding follows from a shape
+                attributes.pop("pads", None)
+                attributes["output_shape"] = [n * s for n, s in zip(x.shape[2:], strides)]
+                kernel = [max(k, s) for k, s in zip(kernel, strides)]
         w = d.floats(*((4, 4 // group) if op == "Conv" else (4, 3)), *kernel)
         extra = [d.floats(4 if op == "Conv" else 3 * group)] if d.flag() else []
         return Drawn(op, [x, w, *extra], attributes, opset=d.opset)
@@ -377,21 +394,6 @@ def _loss(d: Draw, op: str) -> Drawn:
     return Drawn(op, [x, d.rng.integers(0, 5, (4, *rest)), *([np.abs(d.floats(5)) + 0.1] if d.flag() else [])], more)
 
 
-#: of a recurrent layer
-ACTIVATIONS = (
-    "Tanh",
-    "Relu",
-    "Sigmoid",
-    "Affine",
-    "LeakyRelu",
-    "ScaledTanh",
-    "HardSigmoid",
-    "Elu",
-    "Softsign",
-    "Softplus",
-)
-
-
 def _recurrent(d: Draw, op: str) -> Drawn:
     gates, n, k = {"RNN": 1, "GRU": 3, "LSTM": 4}[op], 3, 4
     direction = d.pick(("forward", "reverse", "bidirectional"))
@@ -399,16 +401,18 @@ def _recurrent(d: Draw, op: str) -> Drawn:
     operands: list[Any] = [d.floats(5, 2, k) / 30, d.floats(ways, gates * n, k) / 30, d.floats(ways, gates * n, n) / 30]
     operands.append(d.floats(ways, 2 * gates * n) / 30 if d.flag() else None)
     operands.append(np.asarray([5, d.pick((5, 3))], np.int32) if d.flag() else None)
-    operands.append(d.floats(ways, 2, n) / 30 if d.flag() else None)
-    attributes = {"hidden_size": n, "direction": direction}
+    operands += [d.floats(ways, 2, n) / 30 if d.flag() else None for _ in range(1 + (op == "LSTM"))]
+    attributes = {"hidden_size": n, "direction": direction} | d.maybe(clip=0.5)
     attributes |= d.maybe(linear_before_reset=d.flag()) if op == "GRU" else {}
-    if d.flag():
-        names = [d.pick(ACTIVATIONS) for _ in range({"RNN": 1, "GRU": 2, "LSTM": 3}[op] * ways)]
-        attributes |= {
-            "activations": names,
-            "activation_alpha": [0.5] * len(names),
-            "activation_beta": [0.3] * len(names),
-        }
+    if op == "LSTM":
+        operands.append(d.floats(ways, 3 * n) / 30 if d.flag() else None)
+        attributes |= d.maybe(input_forget=d.flag())
+    if d.flag():  # functions with an alpha and a beta of their own each
+        names = [d.pick([*CELL_FUNCTIONS]) for _ in range(ways * {"RNN": 1, "GRU": 2, "LSTM": 3}[op])]
+        counts = [CELL_FUNCTIONS[name][0] for name in names]
+        factors = [[d.pick((0.1, 0.5, 1.5)) for c in counts if c > k] for k in (0, 1)]
+        given = {"activations": names, "activation_alpha": factors[0], "activation_beta": factors[1]}
+        attributes |= {name: value for name, value in given.items() if value}
     return Drawn(op, operands, attributes, 3 if op == "LSTM" else 2, 14)
 
 

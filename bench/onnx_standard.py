@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -247,50 +246,84 @@ def grid_sample(case: Any, x: Array, grid: Array) -> Array:
     return out
 
 
-# ---- recurrent cells, which the reference runs over whole sequences alone
+@_text
+def conv_transpose(case: Any, x: Array, w: Array, b: Array = None) -> Array:
+    """Each element times the kernel is added where it falls, and the padding is cut off; the reference has no groups."""
+    rank = x.ndim - 2
+    ones, none = [1] * rank, [0] * rank
+    group, strides, dilations, more = _said(case, group=1, strides=ones, dilations=ones, output_padding=none)
+    pads, wanted = _said(case, pads=none * 2, output_shape=None)
+    sizes = zip(x.shape[2:], w.shape[2:], strides, dilations, more)
+    whole = [(n - 1) * s + (k - 1) * d + 1 + m for n, k, s, d, m in sizes]
+    if wanted:
+        pads = [(total - out + odd) // 2 for odd in (1, 0) for total, out in zip(whole, wanted)]
+    y = np.zeros((len(x), group, w.shape[1], *whole))
+    x, w = x.reshape(len(x), group, -1, *x.shape[2:]), w.reshape(group, -1, *w.shape[1:])
+    for tap in np.ndindex(*w.shape[3:]):
+        at = (np.s_[t * d : t * d + (n - 1) * s + 1 : s] for t, d, n, s in zip(tap, dilations, x.shape[3:], strides))
+        y[(..., *at)] += np.einsum("bgi...,gio->bgo...", x, w[(..., *tap)])
+    inside = (np.s_[low : n - high] for low, high, n in zip(pads, pads[rank:], whole))
+    y = y.reshape(len(x), -1, *whole)[(..., *inside)]
+    return y if b is None else y + b.reshape(-1, *ones)
+
+
+# ---- recurrent cells, which the reference runs over whole sequences alone, and with few activations
 
 
 def _sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
-#: of recurrent layers; those of one name with alpha and beta take the values that all of a case's activations have
-_ACTIVATIONS: dict[str, Callable[[Array, float, float], Array]] = {
-    "Tanh": lambda v, a, b: np.tanh(v), "Relu": lambda v, a, b: np.maximum(v, 0), "Sigmoid": lambda v, a, b: _sigmoid(v),
-    "Affine": lambda v, a, b: a * v + b, "LeakyRelu": lambda v, a, b: np.where(v < 0, a * v, v),
-    "ScaledTanh": lambda v, a, b: a * np.tanh(b * v), "HardSigmoid": lambda v, a, b: np.clip(a * v + b, 0, 1),
-    "Elu": lambda v, a, b: np.where(v < 0, a * np.expm1(v), v), "Softsign": lambda v, a, b: v / (1 + abs(v)),
-    "Softplus": lambda v, a, b: np.logaddexp(0, v),
+#: activations -> how many of alpha and beta they take, and the function
+CELL_FUNCTIONS: dict[str, tuple[int, Callable[..., Array]]] = {
+    "Tanh": (0, np.tanh), "Relu": (0, lambda v: np.maximum(v, 0)), "Sigmoid": (0, _sigmoid),
+    "LeakyRelu": (1, lambda v, a: np.where(v < 0, a * v, v)), "Elu": (1, lambda v, a: np.where(v < 0, a * np.expm1(v), v)),
+    "HardSigmoid": (2, lambda v, a, b: np.clip(a * v + b, 0, 1)), "Affine": (2, lambda v, a, b: a * v + b),
+    "ScaledTanh": (2, lambda v, a, b: a * np.tanh(b * v)), "Softsign": (0, lambda v: v / (1 + abs(v))),
+    "Softplus": (0, lambda v: np.logaddexp(0, v)),
 }  # fmt: skip
 
 
+def _cell_functions(case: Any, ways: int) -> list[Callable[[Array], Array]]:
+    """The activations of each direction after the other; alphas and betas go to those that take one, in order."""
+    standard = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}[case.op]
+    names, alphas, betas, clip = _said(
+        case, activations=standard * ways, activation_alpha=(), activation_beta=(), clip=math.inf
+    )
+    left, made = [iter(alphas), iter(betas)], []
+    for count, function in (CELL_FUNCTIONS[name] for name in names):
+        given = [next(values) for values in left[:count]]
+        made.append(lambda v, f=function, given=given: f(np.clip(v, -clip, clip), *given))
+    return made
+
+
 def _recurrent(
-    case: Any, x: Array, w: Array, r: Array, b: Array = None, lengths: Array = None, first: Array = None
-) -> Any:
-    n, way, linear, names = _said(case, hidden_size=0, direction="forward", linear_before_reset=0, activations=None)
+    case: Any, x: Array, w: Array, r: Array, b: Array = None, lengths: Array = None, first: Array = None,
+    memory: Array = None, peepholes: Array = None,
+) -> Any:  # fmt: skip
+    n, way, linear, coupled = _said(case, hidden_size=0, direction="forward", linear_before_reset=0, input_forget=0)
     gates, ways, (time, batch, _) = {"RNN": 1, "GRU": 3, "LSTM": 4}[case.op], w.shape[0], x.shape
     y, last = np.zeros((time, ways, batch, n)), np.zeros((2, ways, batch, n))
     b = np.zeros((ways, 2 * gates * n)) if b is None else b
-    usual = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}[case.op]
-    names, count = names or usual * ways, len(usual)
-    (alpha,), (beta,) = (set(case.attributes.get(name, [0.0])) for name in ("activation_alpha", "activation_beta"))
-    functions = [partial(_ACTIVATIONS[name], a=alpha, b=beta) for name in names]
+    looks = np.zeros((ways, 3, n)) if peepholes is None else peepholes.reshape(ways, 3, n)
+    functions = np.reshape(_cell_functions(case, ways), (ways, -1))
     for d, k in itertools.product(range(ways), range(batch)):
-        f, *others = functions[d * count : (d + 1) * count]
-        h, c = np.zeros(n) if first is None else first[d, k], np.zeros(n)
+        h, c = (np.zeros(n) if state is None else state[d, k] for state in (first, memory))
+        gate, candidate, final = (*functions[d], None, None)[:3]
         steps = range(time if lengths is None else int(lengths[k]))
         for t in steps[::-1] if way == "reverse" or d == 1 else steps:
             a, s = w[d] @ x[t, k] + b[d, : gates * n], r[d] @ h + b[d, gates * n :]
             if case.op == "RNN":
-                h = f(a + s)
+                h = gate(a + s)
             elif case.op == "GRU":
-                z, reset = f(a[:n] + s[:n]), f(a[n : 2 * n] + s[n : 2 * n])
+                z, reset = gate(a[:n] + s[:n]), gate(a[n : 2 * n] + s[n : 2 * n])
                 again = reset * s[2 * n :] if linear else r[d][2 * n :] @ (reset * h) + b[d, 5 * n :]
-                h = (1 - z) * others[0](a[2 * n :] + again) + z * h
+                h = (1 - z) * candidate(a[2 * n :] + again) + z * h
             else:
-                i, o, forget, g = np.split(a + s, 4)
-                c = f(forget) * c + f(i) * others[0](g)
-                h = f(o) * others[1](c)
+                i, o, f, g = np.split(a + s, 4)
+                opened = gate(i + looks[d, 0] * c)
+                c = (1 - opened if coupled else gate(f + looks[d, 2] * c)) * c + opened * candidate(g)
+                h = gate(o + looks[d, 1] * c) * final(c)
             y[t, d, k] = h
         last[:, d, k] = h, c
     return (y, last[0], last[1])[: case.outputs]
@@ -299,7 +332,7 @@ def _recurrent(
 TEXT.update(RNN=_recurrent, GRU=_recurrent, LSTM=_recurrent)
 
 _FORMULA = "NaN where the formula has 0 times infinity or infinity over infinity; tlrt has the limit"
-_LENGTHS = "sequence_lens has no effect"
+_LENGTHS = "sequence_lens has no effect, nor have most activations and clip"
 #: who departs from the text in which operator, and how; what rounding may explain is not here
 EXPLAINED: dict[tuple[str, str], str] = {
     **{(name, op): _FORMULA for name in ("onnx.reference", "onnxruntime") for op in ("Softsign", "HardSwish", "Mish", "Gelu")},

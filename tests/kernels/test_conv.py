@@ -46,6 +46,7 @@ EDGES = {
     "segments of positions": sizes(3, (2, 3), [61, 67], [3, 2], [1, 1], [1, 0]),
     "few long sums": sizes(1, (4096, 2), [1, 40], [1, 5], [1, 1], [0, 2]),
     "a row of long sums": sizes(1, (1024, 2), [1, 160], [1, 5], [1, 1], [0, 2]),
+    "lines of one tap": sizes(2, (5, 7), [47], [1], [1], [0]),
     "no input channels": sizes(2, (0, 3), [5], [3], [1], [1]),
     "no output channels": sizes(2, (3, 0), [5], [3], [1], [1]),
     "no images": sizes(0, (3, 2), [5], [3], [1], [1]),
@@ -62,12 +63,12 @@ def convolves(row: Op, which: str = "forward") -> bool:
 LISTS, PLANE = {"*spatial", "*kernel"}, {"in_h", "in_w", "kernel_h", "kernel_w"}
 
 
-def values_of(row: Op, lists: dict[str, Any]) -> dict[str, Any] | None:
-    """Dimensions and parameters of a row, None where it has no such convolution."""
+def values_of(row: Op, lists: dict[str, Any], groups: int = 2) -> dict[str, Any] | None:
+    """Dimensions and parameters of a row, None where it has no such convolution. The padding after exceeds that before."""
     values = dict(lists)
     if "groups" in row.signature.dims:
         low, axes = values.pop("padding"), len(lists["spatial"])
-        values |= {"groups": 2, "dilation": [2] * axes, "padding_low": low, "padding_high": [p + 1 for p in low]}
+        values |= {"groups": groups, "dilation": [2] * axes, "padding_low": low, "padding_high": [p + 1 for p in low]}
         if row.name == "conv_transpose_grouped":
             values["output_padding"] = [s - 1 for s in values["stride"]]
     if set(row.signature.dims) >= PLANE:
@@ -90,8 +91,9 @@ def demand_bounds(case: Case, runtime: Runtime, what: str) -> None:
 @pytest.mark.only(where=convolves)
 def test_edges(runtime: Runtime, entry: tuple[Op, str], data: str) -> None:
     row, which = entry
-    for edge, lists in EDGES.items():
-        values = values_of(row, lists)
+    counts = (1, 2) if "groups" in row.signature.dims else (2,)
+    for (edge, lists), groups in itertools.product(EDGES.items(), counts):
+        values = values_of(row, lists, groups)
         if values is None:
             continue
         case = build_case(row, values, {}, generator("edge", edge), data=data, which=which)

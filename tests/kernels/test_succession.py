@@ -1,4 +1,4 @@
-"""Lengths in succession: what a kernel keeps from one call must not be what the next call, of a length next to it, takes."""
+"""Calls in succession: what a kernel keeps from one call must not be what the next call, of a length next to it, takes."""
 
 import pytest
 
@@ -7,6 +7,17 @@ from tlrt.verify.run import Runtime
 from tlspec.draw.cases import draw_case
 from tlspec.judge.shrink import resized
 from tlspec.registry import Op
+
+
+def test_a_call_that_is_repeated_changes_no_counter(runtime: Runtime, entry: tuple[Op, str]) -> None:
+    """After a few calls all memory is there, and what a kernel keeps is found again."""
+    case = draw_case(entry[0].name, seed=2, data="normal", size="small", which=entry[1])
+    found = []
+    for _ in range(4):
+        runtime.run(case)
+        memory = runtime.device.memory()
+        found.append((memory.live_bytes, memory.live_buffers, memory.cached_bytes))
+    assert found[2] == found[3]
 
 
 def test_calls_of_neighbouring_lengths(runtime: Runtime, entry: tuple[Op, str]) -> None:

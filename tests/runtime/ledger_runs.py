@@ -28,10 +28,11 @@ class Training:
         kind: str = "eager",
         plant: Callable[..., None] | None = None,
         refills: bool = False,
+        first: int = 0,
         **options: Any,
     ) -> None:
-        self.path, self.kind, self.plant, self.options = path, kind, plant, options
-        self.total, self.first = STEPS, 0
+        self.path, self.kind, self.plant, self.options = path, kind, plant, {"checkpoint_every": EVERY, **options}
+        self.total, self.first = STEPS, first
         self.refills = refills  # whether a batch is written into the arrays of the one before
 
     def __call__(self, s: Session) -> None:
@@ -51,7 +52,7 @@ class Training:
             optimizer.step()
             return loss
 
-        with ledger.record(self.path, s, optimizer, checkpoint_every=EVERY, **self.options) as run:
+        with ledger.record(self.path, s, optimizer, **self.options) as run:
             for k in run.steps(self.total, self.first):
                 rng = np.random.default_rng(k)
                 x, labels = rng.standard_normal((5, 6)).astype(np.float32), rng.integers(0, 3, 5)

@@ -10,6 +10,7 @@ import pytest
 
 from tests import DEVICES
 from tests.runtime.ledger_runs import (
+    EVERY,
     Training,
     change_batch,
     change_label,
@@ -110,6 +111,21 @@ def test_a_bit_of_a_checkpoint_is_named(kind: str, name: str, path: Path) -> Non
     file.unlink()
     report = check(path, kind, steps=(9, 10))
     assert report.ok and report.first == 4, "the one before serves"
+
+
+@pytest.mark.parametrize("start", [0, 2])
+@pytest.mark.parametrize("kept", ["all", "the later ones", "none"])
+def test_an_audit_begins_where_the_state_is_known(kept: str, start: int, path: Path) -> None:
+    """At the program's own start, or at a checkpoint: of a run that went on from another there may be none."""
+    train(path, first=start, checkpoint_every=0 if kept == "none" else EVERY)
+    if kept == "the later ones":
+        path.with_suffix(".checkpoints").joinpath(f"step-{start}.safetensors").unlink(missing_ok=True)
+    if start and kept != "all":
+        with pytest.raises(ledger.LedgerError, match="a checkpoint that is there"):
+            check(path)
+    else:
+        report = check(path)
+        assert report.ok and report.first == start
 
 
 # ---- operations

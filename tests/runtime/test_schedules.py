@@ -12,7 +12,8 @@ def test_schedules_are_pytorchs():
     rates = torch.optim.lr_scheduler
     cases = [
         (lambda k: schedules.exponential(k, peak=2.0, factor=0.75), lambda o: rates.ExponentialLR(o, 0.75)),
-        (lambda k: schedules.milestones(k, peak=2.0, at=(3, 7), factor=0.5), lambda o: rates.MultiStepLR(o, [3, 7], 0.5)),
+        *[(lambda k, at=at: schedules.milestones(k, peak=2.0, at=at, factor=0.5),
+           lambda o, at=at: rates.MultiStepLR(o, at, 0.5)) for at in ((3, 7), (), (7, 3, 5), (3, 7, 3))],
         (lambda k: schedules.polynomial(k, peak=2.0, total=9, power=2.0), lambda o: rates.PolynomialLR(o, 9, 2.0)),
         (lambda k: schedules.linear(k, peak=2.0, total=9, final=0.5), lambda o: rates.LinearLR(o, 1.0, 0.25, 9)),
         *[(lambda k, p=p, g=g: schedules.cosine_restarts(k, peak=2.0, period=p, growth=g, final=0.5),

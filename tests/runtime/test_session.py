@@ -49,6 +49,21 @@ def test_operators(s):
     assert a.reshape((-1,)).shape == (4,) and (a.reduce_sum() * 1).item() == 10.0
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.uint32])
+def test_arrays_that_were_given_may_change(s, dtype):
+    """Whatever takes an array has the numbers that it had then."""
+    p = s.param(np.zeros((2, 3)), "p")
+    ways = {
+        "param": lambda a: s.param(a, "made"), "set": lambda a: (p.set(a), p)[1], "const": s.const, "input": s.input,
+        "leaf": lambda a: s.input(a, requires_grad=True), "buffer": s.device.buffer,
+    }  # fmt: skip
+    for name, make in ways.items():
+        array = np.ones((2, 3), dtype)
+        made = make(array)
+        array[...] = 5
+        assert (made.numpy() == 1).all(), name
+
+
 def test_gelu_by_pytorchs_names(s):
     x = s.input([0.75, -2.0])
     assert np.array_equal(x.gelu(approximate="none").numpy(), x.gelu_erf().numpy())

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.torch_cases import check_route, drawn
+from tests.runtime.torch_cases import check_route, derivatives, drawn
 
 torch = pytest.importorskip("torch")
 mode = pytest.importorskip("tlrt.torch.mode")
@@ -49,6 +49,19 @@ ROUTES: dict[str, Any] = {
 @pytest.mark.parametrize("case", ROUTES)
 def test_complex_numbers(case: str) -> None:
     check_route(ROUTES[case], [drawn(1, 3, 4, 2), drawn(2, 3, 4, 2)], one=False)
+
+
+@pytest.mark.parametrize("case", ROUTES)
+def test_numbers_on_the_axes(case: str) -> None:
+    """Parts that are 0, and both: values and gradients are PyTorch's where those are finite. Routes add 3 to some operands."""
+    parts = [torch.cartesian_prod(*[torch.tensor([0.0, 1.0, -3.0])] * 2).roll(k, 0)[:8].view(2, 4, 2) for k in (0, 4)]
+    expected = derivatives(ROUTES[case], [x.double() for x in parts], order=1)
+    with mode.reproducible(strict=True):
+        found = derivatives(ROUTES[case], parts, order=1)
+    for mine, exact in zip(found, expected, strict=True):
+        assert torch.equal(mine.isfinite(), exact.isfinite())
+        mine, exact = (y.double().nan_to_num(0, 0, 0) for y in (mine, exact))
+        assert torch.allclose(mine, exact, rtol=1e-5, atol=1e-5), (mine, exact)
 
 
 @pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])

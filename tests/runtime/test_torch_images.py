@@ -57,6 +57,9 @@ for kind in ("bilinear", "bicubic"):
         IMAGES |= {
             f"{kind} {align}": lambda x, h=how: F.interpolate(x, size=(4, 11), **h),
             f"{kind} by a factor {align}": lambda x, h=how: F.interpolate(kept_format(x), scale_factor=(1.7, 0.6), **h),
+            f"{kind} by a factor that keeps a length {align}": lambda x, h=how: F.interpolate(
+                x, scale_factor=(1.12, 0.6), **h
+            ),
             f"{kind} of the same size {align}": lambda x, h=how: F.interpolate(x, size=(7, 6), **h),
             f"{kind} antialiased {align}": lambda x, h=how: F.interpolate(x, size=(3, 8), antialias=True, **h),
         }

@@ -1,5 +1,6 @@
 """Indices, scatters, sorts and draws in a block: every result is defined, whatever is named twice or ties."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -100,6 +101,50 @@ def test_writes_and_choices(case: str) -> None:
     check_route(WRITES[case], [drawn(1, 5, 4), drawn(2, 5, 4)])
 
 
+#: what works along one axis, of a tensor and the axis
+ALONG: dict[str, Any] = {
+    **{name: lambda x, a, name=name: getattr(x, name)(a) for name in (
+        "sort", "argsort", "median", "nanmedian", "mode", "cummax", "cummin", "max", "min", "argmax", "argmin", "cumsum",
+        "cumprod", "logcumsumexp", "softmax", "log_softmax", "logsumexp", "sum", "prod", "var", "std", "unbind")},
+    "topk": lambda x, a: x.topk(2, a), "kthvalue": lambda x, a: x.kthvalue(2, a, True),
+    "diff": lambda x, a: x.diff(dim=a), "norm": lambda x, a: torch.linalg.vector_norm(x, 3, a), "flip": lambda x, a: x.flip(a),
+    "index_select": lambda x, a: x.index_select(a, L(1, 0, 1)), "index_add": lambda x, a: x.index_add(a, L(1), x.narrow(a, 0, 1)),
+    "index_copy": lambda x, a: x.index_copy(a, L(1), x.narrow(a, 0, 1)), "gather": lambda x, a: x.gather(a, (x > 0).long()),
+    "scatter_add": lambda x, a: x.scatter_add(a, (x > 0).long(), x), "repeat": lambda x, a: x.repeat_interleave(L(2), a),
+    "renorm": lambda x, a: x.renorm(2, a, 1.0), "normalize": lambda x, a: F.normalize(x, dim=a),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ALONG)
+def test_each_axis_of_three_is_pytorchs(case: str) -> None:
+    """Counted from the first and from the last; values, places and their order of axes."""
+    for shape, axis in itertools.product(((2, 3, 4), (3, 4, 4)), range(-3, 3)):
+        x = drawn(7, *shape)
+        with mode.reproducible():
+            found = ALONG[case](x, axis)
+        torch.testing.assert_close(found, ALONG[case](x, axis))
+
+
+def test_any_axes_may_be_indexed() -> None:
+    """Every choice of indexed axes among four, by indices that broadcast and by a mask: read, written, and added to."""
+    x, columns = drawn(1, 3, 4, 3, 4), (L(0, 2), L([1], [0]), torch.tensor([True, False, True]), L(1))
+    for chosen in itertools.product((False, True), repeat=4):
+        places = [c if is_chosen else None for c, is_chosen in zip(columns, chosen, strict=True)]
+        if not any(chosen):
+            continue
+        wanted = aten.index(x, places)
+        v = drawn(2, *wanted.shape)
+        for compute in (
+            lambda p=places: aten.index(x, p),
+            lambda p=places, v=v: aten.index_put(x, p, v, False),
+            lambda p=places, v=v: aten.index_put(x, p, v, True),
+            lambda p=places, v=v: aten.index_put_(x.clone(), p, v[..., :1], True),
+        ):
+            with mode.reproducible(strict=True):
+                found = compute()
+            torch.testing.assert_close(found, compute(), msg=str(chosen))
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
 def test_the_last_of_equal_indices_writes(kind: Any) -> None:
     index = torch.randint(0, 50, (4000,), generator=torch.Generator().manual_seed(0))
@@ -194,6 +239,38 @@ def test_modes_stand_last() -> None:
         single = torch.tensor(4.0).mode(), torch.tensor(4.0).median(0), torch.tensor(4.0).kthvalue(1)
     assert values.tolist() == [1, 2] and places.tolist() == [3, 2]
     assert all(v == 4 and i == 0 and v.shape == i.shape == () for v, i in single)
+
+
+#: draws with a generator of their own
+GENERATED: dict[str, Any] = {
+    "multinomial": lambda g: torch.ones(2, 30).multinomial(5, generator=g),
+    "multinomial with replacement": lambda g: torch.ones(2, 30).multinomial(5, True, generator=g),
+    "rand": lambda g: torch.rand(9, generator=g), "randn": lambda g: torch.randn(9, generator=g),
+    "randperm": lambda g: torch.randperm(30, generator=g), "randint": lambda g: torch.randint(99, (9,), generator=g),
+    "bernoulli": lambda g: torch.full((60,), 0.5).bernoulli(generator=g),
+    "bernoulli by a number": lambda g: torch.ones(60).bernoulli_(0.5, generator=g),
+    "normal": lambda g: torch.normal(torch.zeros(9), torch.ones(9), generator=g),
+    "normal of a number": lambda g: torch.normal(0.0, torch.ones(9), generator=g),
+    "poisson": lambda g: torch.poisson(torch.full((9,), 50.0), generator=g),
+    **{name: lambda g, name=name: getattr(torch.empty(30), name)(generator=g)
+       for name in ("uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "random_")},
+    "geometric_": lambda g: torch.empty(60).geometric_(0.1, generator=g),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GENERATED)
+def test_a_generator_that_is_given_draws(case: str) -> None:
+    """It alone determines the numbers, and it alone moves on."""
+    with mode.reproducible():
+        found = []
+        for seed, default in ((3, 1), (3, 2), (4, 2)):
+            torch.manual_seed(default)
+            state, generator = torch.get_rng_state(), torch.Generator().manual_seed(seed)
+            found.append((GENERATED[case](generator), GENERATED[case](generator)))
+            assert torch.equal(torch.get_rng_state(), state)
+    (first, later), again, (other, _) = found
+    assert torch.equal(first, again[0]) and torch.equal(later, again[1])
+    assert not torch.equal(first, later) and not torch.equal(first, other)
 
 
 def test_draws_are_determined_and_seeded() -> None:

@@ -115,6 +115,34 @@ def test_the_librarys_threads_are_its_own_outside() -> None:
         torch.set_num_threads(threads)
 
 
+#: what a program may have set, how it is set, and to what
+SETTINGS: dict[str, Any] = {
+    "fast path": (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, (False, True)),
+    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled, (False, True)),
+    "determinism": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, (False, True)),
+    "threads": (torch.get_num_threads, torch.set_num_threads, (1, 2)),
+    "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, ("highest", "medium")),
+    "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, (False, True)),
+    "mkldnn": (lambda: torch.backends.mkldnn.enabled, torch.backends.mkldnn.set_flags, (False, True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_program_has_its_settings_again(name: str) -> None:
+    """Whatever it had set, after a block, one within another, and one that ends by an error."""
+    get, put, values = SETTINGS[name]
+    before = get()
+    try:
+        for value in values:
+            put(value)
+            with pytest.raises(ZeroDivisionError), mode.reproducible(), mode.reproducible():
+                F.scaled_dot_product_attention(*3 * [torch.ones(1, 2, 3)])
+                raise ZeroDivisionError
+            assert get() == value
+    finally:
+        put(before)
+
+
 @pytest.mark.cuda
 def test_bits_are_those_of_the_cpu() -> None:
     assert content(*gradients("cuda:0", True)[:2]) == content(*gradients("cpu", True)[:2])

@@ -92,6 +92,18 @@ def test_indices_reach_the_end_of_long_axes() -> None:
         assert judged(kernel, "cross_entropy", isolate=False, data="normal").ok != narrow
 
 
+def test_a_height_is_that_of_the_tallest_tree_of_its_kind() -> None:
+    """A balanced tree is of two halves that differ by a term at most; other orders may be a chain."""
+
+    def balanced(n: int) -> int:
+        return 0 if n < 2 else 1 + balanced(n - n // 2)
+
+    kinds = {"pairwise": balanced, "sequential": lambda n: max(n - 1, 0), "any": lambda n: max(n - 1, 0)}
+    for name, tallest in kinds.items():
+        height = arithmetic("float32", height=name).height
+        assert [height(n) for n in range(300)] == [tallest(n) for n in range(300)]
+
+
 def test_lengths_beyond_the_largest_vocabularies() -> None:
     def kernel(x: np.ndarray) -> np.ndarray:
         kept = np.exp(x[:, : 2**18] - x.max(axis=1, keepdims=True, initial=-np.inf))

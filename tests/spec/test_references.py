@@ -249,6 +249,15 @@ def test_a_right_kernel_passes_and_a_wrong_one_fails(name: str) -> None:
     assert tlspec.check(wrong, name, case=address).verdict == "fail"
 
 
+@pytest.mark.parametrize("p", np.arange(9) / 8)
+def test_thresholds_that_are_reached_exactly(p: float) -> None:
+    """Probabilities in eighths, whose sums are exact: the answer has no rounding to decide it."""
+    rng = np.random.default_rng(int(8 * p))
+    probs = (rng.multinomial(8, [0.25, 0.25, 0.125, 0.125, 0.25], 40) / 8).astype(F32)
+    found = references.find("top_p_renormalise").reference(probs.astype(float), p)
+    assert np.array_equal(found.astype(F32), renormalised(probs, p))
+
+
 @pytest.mark.parametrize("reference", references.references(), ids=lambda r: r.name)
 def test_references_say_what_they_take_and_return(reference: registry.Op) -> None:
     text = inspect.getdoc(reference.reference) or ""

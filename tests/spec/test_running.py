@@ -140,6 +140,16 @@ def test_every_keyword_means_what_it_means_in_numpy_or_is_refused(name: str) -> 
             assert within(single, made), keywords
 
 
+@pytest.mark.parametrize("name", sorted(name for name in FUNCTIONS if name.startswith("fft.")))
+def test_a_norm_of_a_transform_scales_its_errors(name: str) -> None:
+    """All elements and their errors are as many times those of another norm."""
+    x = tracked(generator("norms", name).standard_normal((3, 9)))
+    plain, *others = (numpy_function(name)(x, norm=norm) for norm in ("backward", "ortho", "forward"))
+    for other in others:
+        factor = np.abs(other.value).max() / np.abs(plain.value).max()
+        assert np.allclose(other.error, factor * plain.error, rtol=1e-6) and (other.error > 0).all()
+
+
 def test_arguments_have_the_order_that_they_have_in_numpy() -> None:
     x = np.random.default_rng(4).standard_normal((3, 5))
     keep = (None, None, True)
