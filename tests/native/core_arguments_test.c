@@ -41,31 +41,6 @@ static void test_no_place(void)
     OK(torchlean_cuda_context_destroy(context));
 }
 
-/* No handle: the texts name the argument. */
-static void test_no_handle(void)
-{
-    torchlean_buffer *out = NULL;
-    torchlean_context *context = NULL;
-    float host = 0;
-    uint32_t number = 0;
-    SAYS(torchlean_cuda_buffer_copy(NULL, &out), TORCHLEAN_NULL, "buffer_copy: source: got NULL");
-    SAYS(torchlean_cuda_buffer_share(NULL, &out), TORCHLEAN_NULL, "buffer_share: source: got NULL");
-    SAYS(torchlean_cuda_buffer_download(NULL, &host, 1), TORCHLEAN_NULL, "buffer_download: buffer: got NULL");
-    SAYS(torchlean_cuda_index_download(NULL, &number, 1), TORCHLEAN_NULL, "index_download: buffer: got NULL");
-    SAYS(torchlean_cuda_buffer_fill(NULL, 1), TORCHLEAN_NULL, "buffer_fill: buffer: got NULL");
-    SAYS(torchlean_cuda_buffer_length(NULL, &number), TORCHLEAN_NULL, "buffer_length: buffer: got NULL");
-    SAYS(torchlean_cuda_buffer_context(NULL, &context), TORCHLEAN_NULL, "buffer_context: buffer: got NULL");
-    SAYS(torchlean_cuda_buffer_references(NULL, &number), TORCHLEAN_NULL, "buffer_references: buffer: got NULL");
-    SAYS(torchlean_cuda_graph_launch(NULL), TORCHLEAN_NULL, "graph_launch: graph: got NULL");
-    SAYS(torchlean_cuda_graph_nodes(NULL, &number), TORCHLEAN_NULL, "graph_nodes: graph: got NULL");
-    SAYS(torchlean_cuda_graph_set(NULL, 0, &host, 1), TORCHLEAN_NULL, "graph_set: graph: got NULL");
-    SAYS(torchlean_cuda_capture_inputs(NULL, NULL, 1), TORCHLEAN_NULL, "capture_inputs: context: got NULL");
-    SAYS(torchlean_cuda_capture_begin(NULL), TORCHLEAN_NULL, "capture_begin: context: got NULL");
-    SAYS(torchlean_cuda_context_set_math(NULL, 0), TORCHLEAN_NULL, "context_set_math: context: got NULL");
-    SAYS(torchlean_cuda_buffer_zeros(NULL, 1, &out), TORCHLEAN_NULL, "buffer_zeros: context: got NULL");
-    CHECK(!out && !context);
-}
-
 /* How a context computes is what it was set to, and stays so where another value is refused. */
 static void test_math(void)
 {
@@ -147,7 +122,6 @@ void core_test_arguments(void)
     test_calls();
     test_errors();
     test_no_place();
-    test_no_handle();
     test_math();
     test_conversion();
 }

@@ -127,22 +127,6 @@ def test_a_row_without_kernels_is_refused(copy: Path) -> None:
     assert "Traceback" not in done.stderr and done.stdout == ""
 
 
-def test_a_sound_row_is_written(copy: Path, tmp_path: Path) -> None:
-    root = tmp_path / "again"
-    shutil.copytree(copy, root)
-    done = generate(root, ROW)
-    assert done.returncode == 0 and done.stderr == ""
-    families = {"native/generated/elementwise.h", "native/generated/elementwise_entry_points.c"}
-    shared = {"native/include/torchlean_cuda_version.h", "native/include/torchlean_cuda_ops.h", "tlrt/kernels.py"}
-    shared |= {
-        "tlrt/_operations/elementwise_rows.py",
-        "tlrt/_operations/methods.py",
-    }  # tapes, sessions and tensors have a method
-    shared.add("tlrt/_binding/abi.py")
-    table = {"native/generated/elementwise_table.c"}
-    assert {line.removeprefix("wrote: ") for line in done.stdout.splitlines()} == families | shared | table
-
-
 def test_an_unfilled_skeleton_is_refused(copy: Path) -> None:
     """Of a gather of rows, the places of the row and of four kernels."""
     files = new.write("pick", "index", "mat[rows, cols] -> out[rows]", copy)

@@ -18,21 +18,20 @@ PAGES = [
 
 
 @pytest.fixture
-def run(python: Any) -> Callable[[str], None]:
-    """Runs code, in which a warning is an error."""
+def run(python: Any) -> Callable[[dict[str, str]], None]:
+    """Runs code by the name of its file, each with names of its own, in one process, in which a warning is an error."""
 
-    def run(code: str) -> None:
-        done = python(code, PYTHONWARNINGS="error")
+    def run(code: dict[str, str]) -> None:
+        assert all(code.values())
+        done = python(f"for f, c in {code}.items(): exec(compile(c, f, 'exec'), {{}})", PYTHONWARNINGS="error")
         assert done.returncode == 0, done.stderr
 
     return run
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_blocks_of_a_page_run_in_order(page: str, run: Callable[[str], None]) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-    assert blocks
-    run("\n".join(blocks))
+def test_the_blocks_of_a_page_run_in_order(run: Callable[[dict[str, str]], None]) -> None:
+    block = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    run({page: "\n".join(block.findall((ROOT / page).read_text())) for page in PAGES})
 
 
 def test_the_page_of_the_judge_finds_the_defect_of_its_kernel(tmp_path: Path, python: Any) -> None:
@@ -69,10 +68,11 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize("module", sorted(BLOCKS))
-def test_the_block_of_a_docstring_runs(module: str, run: Callable[[str], None]) -> None:
-    text = ast.get_docstring(ast.parse((ROOT / module).read_text()))
-    assert text
-    lines = [line[4:] for line in text.splitlines() if line.startswith("    ") and not line.startswith("    python -m")]
-    assert lines
-    run(BLOCKS[module] + "\n".join(lines))
+def test_the_block_of_a_docstring_runs(run: Callable[[dict[str, str]], None]) -> None:
+    def block(module: str) -> str:
+        lines = (ast.get_docstring(ast.parse((ROOT / module).read_text())) or "").splitlines()
+        return "\n".join(x[4:] for x in lines if x.startswith("    ") and not x.startswith("    python -m"))
+
+    blocks = {module: block(module) for module in BLOCKS}
+    assert all(blocks.values())
+    run({module: BLOCKS[module] + blocks[module] for module in BLOCKS})

@@ -279,11 +279,7 @@ def multi_head(n: int = 4) -> list[Call]:
         calls += [
             Call(shapes, call, mha(2)),
             Call(batch, lambda t, *ids, call=call: call(t, *ids, mask=mask), mha(2, mask, -1000.0)),
-            Call(
-                batch,
-                lambda t, *ids, call=call: call(t, *ids, mask=np.where(mask, 0.0, -np.inf)),
-                mha(2, mask),
-            ),
+            Call(batch, lambda t, *ids, call=call: call(t, *ids, mask=np.where(mask, 0.0, -np.inf)), mha(2, mask)),
             Call(batch, lambda t, *ids, call=call: call(t, *ids, causal=True), mha(2, np.tri(n, dtype=bool))),
         ]
     return calls

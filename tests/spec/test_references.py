@@ -240,7 +240,8 @@ def test_a_right_kernel_passes_and_a_wrong_one_fails(name: str) -> None:
     right, wrong = KERNELS[name]
     few: dict[str, Any] = {"cases": {"small": 8, "edges": 2}, "empty": False, "repeats": 8,
                            "isolate": False}  # fmt: skip
-    report = tlspec.check(right, name, **few)
+    cheap = name in ("swiglu", "int8_matmul", "grouped_matmul")
+    report = tlspec.check(right, name, sensitive=cheap, **few)
     assert report.ok and not report.findings, report
     found = tlspec.check(wrong, name, sensitive=False, **few)
     finding = next(f for f in found.findings if f.kind == "value")

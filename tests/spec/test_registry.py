@@ -139,10 +139,6 @@ def test_selection() -> None:
     assert registry.ops(f"{rows[1].name}, {rows[0].name}") == rows[:2] and registry.ops("*") == rows
 
 
-def test_every_row_has_a_vjp_or_says_why_not(row: Op) -> None:
-    assert (row.vjp_rule is None) == bool(row.no_vjp) and row.doc
-
-
 def demand_equal_formulas(case: Case) -> None:
     """Of the case's row and direction, in float64: the same as the reference but for rounding."""
     for formula in case.op.formulas[case.which]:
