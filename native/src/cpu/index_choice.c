@@ -12,9 +12,9 @@
 #include "generated/index.h"
 
 enum {
-    PART = 65536,     /* elements of a row, or of short rows together, per task */
+    PART = 65536,     /* elements of short rows per task, and of a row between two looks for an interruption */
     COLUMNS = 512,    /* columns of a unit of argmax along an axis that others follow */
-    TOP_TASK = 8192,  /* elements of short rows per task of top-k, which takes longer for each */
+    TOP_TASK = 8192,  /* elements per task where several of a row are chosen, which takes longer for each */
     CANDIDATES = 64,  /* of a row that top-k compares at once, at least, besides four times as many as it keeps */
     GROUP = 512,      /* elements that are looked through at once for one that takes the lead */
     ORDER_LANES = 64, /* a loop that the compiler vectorises and does not unroll */
@@ -23,14 +23,7 @@ enum {
 /* Units of a task, of short rows whole bundles. */
 static int64_t whole_bundles(int64_t units) { return units < TL_BUNDLE ? units : units - units % TL_BUNDLE; }
 
-/* ---- argmax and argmin --------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    const float *x;
-    uint32_t *out;
-    int64_t outer, n, inner, parts, units, per_task;
-    float sign; /* -1 for the smallest: the negated elements' largest */
-} arg_job;
+/* ---- rows --------------------------------------------------------------------------------------------------------- */
 
 /* The orders of sign * x for n <= ORDER_LANES elements, `inner` apart, as signed numbers, with the bits of `flip` changed; the least
  * behind them up to a whole line. Returns the largest. */
@@ -65,19 +58,19 @@ static inline int any_leads(const float *x, float sign, float best)
     return any;
 }
 
-/* The place of the first of the largest of elements from .. to - 1 in that order. */
-static int64_t first_place(const float *x, int64_t inner, int64_t from, int64_t to, float sign, uint32_t flip)
+/* The place of the first of the largest of n elements in that order. */
+static int64_t first_place(const float *x, int64_t inner, int64_t n, float sign, uint32_t flip)
 {
     int32_t order[ORDER_LANES], best = INT32_MIN;
-    int64_t place = from;
-    for (int64_t first = from; first < to; first += ORDER_LANES) {
+    int64_t place = 0;
+    for (int64_t first = 0; first < n; first += ORDER_LANES) {
         if (first % PART == 0 && tl_interrupted()) return place;
-        if (inner == 1 && !flip && first % GROUP == 0 && first >= from + 2 * GROUP && first + GROUP <= to &&
+        if (inner == 1 && !flip && first % GROUP == 0 && first >= 2 * GROUP && first + GROUP <= n &&
             !any_leads(x + first, sign, sign * x[place])) {
             first += GROUP - ORDER_LANES;
             continue;
         }
-        const int32_t most = read_orders(x + first * inner, inner, tl_imin(ORDER_LANES, to - first), sign, flip, order);
+        const int32_t most = read_orders(x + first * inner, inner, tl_imin(ORDER_LANES, n - first), sign, flip, order);
         if (most <= best) continue;
         int64_t at = 0;
         while (order[at] != most)
@@ -88,113 +81,12 @@ static int64_t first_place(const float *x, int64_t inner, int64_t from, int64_t 
     return place;
 }
 
-/* Unit u is part u % parts of row u / parts; a task owns several units where they are small, of short rows many at a time. */
-static void row_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const arg_job *job = arg;
-    int64_t u = task * job->per_task;
-    const int64_t end = tl_imin(job->units, u + job->per_task);
-    for (int64_t rows; job->n <= TL_BUNDLE_COLS && (rows = tl_imin(TL_BUNDLE, end - u)) >= TL_BUNDLE_LEAST; u += rows) {
-        tl_bundle x;
-        tl_bundle_keys key;
-        uint32_t place[TL_BUNDLE];
-        tl_read_bundle(job->x + u * job->n, rows, job->n, x);
-        tl_make_keys(x, job->n, job->sign, 0, key);
-        tl_choose(key, job->n, 1, place);
-        memcpy(job->out + u, place, (size_t)rows * sizeof *place);
-    }
-    for (; u < end; u++) {
-        const int64_t row = job->parts == 1 ? u : u / job->parts, from = (u - row * job->parts) * PART;
-        job->out[u] = (uint32_t)first_place(job->x + row * job->n, 1, from, tl_imin(from + PART, job->n), job->sign, 0);
-    }
-}
-
-/* Unit u is COLUMNS columns of one of the outer arrays: it walks down them together. */
-static void walk_columns(const arg_job *job, int64_t u)
-{
-    const int64_t tiles = tl_ceil_div(job->inner, COLUMNS), o = u / tiles, first = u % tiles * COLUMNS;
-    const int64_t width = tl_imin(COLUMNS, job->inner - first);
-    const float *x = job->x + o * job->n * job->inner + first;
-    uint32_t *out = job->out + o * job->inner + first;
-    float best[COLUMNS];
-    for (int64_t c = 0; c < width; c++) {
-        best[c] = job->sign * x[c];
-        out[c] = 0;
-    }
-    for (int64_t j = 1; j < job->n && !tl_interrupted(); j++) {
-        const float *from = x + j * job->inner;
-        for (int64_t c = 0; c < width; c++) {
-            const float v = job->sign * from[c];
-            const int32_t takes = tl_takes_lead(v, best[c]);
-            out[c] = takes ? (uint32_t)j : out[c];
-            best[c] = takes ? v : best[c];
-        }
-    }
-}
-
-static void column_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const arg_job *job = arg;
-    for (int64_t u = task * job->per_task, end = tl_imin(job->units, u + job->per_task); u < end; u++)
-        walk_columns(job, u);
-}
-
-/* Units of `size` elements each. */
-static void run_units(arg_job *job, int64_t units, int64_t size, tl_task_fn fn)
-{
-    job->units = units;
-    job->per_task = whole_bundles(tl_even_units(units, size, PART));
-    tl_parallel(tl_ceil_div(units, job->per_task), fn, job);
-}
-
-static int32_t argument(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, float sign,
-                        uint32_t *out)
-{
-    arg_job job = {x, out, outer, n, inner, tl_ceil_div(n, PART), 0, 0, sign};
-    if (n == 1) {
-        memset(out, 0, (size_t)(outer * inner) * sizeof *out);
-        return TORCHLEAN_OK;
-    }
-    if (inner > 1) {
-        run_units(&job, outer * tl_ceil_div(inner, COLUMNS), n * tl_imin(inner, COLUMNS), column_task);
-        return TORCHLEAN_OK;
-    }
-    void *scratch = NULL;
-    if (job.parts > 1) {
-        int32_t status = tl_pool_alloc(ctx, (size_t)(outer * job.parts) * sizeof(uint32_t), &scratch);
-        if (status) return status;
-        job.out = scratch;
-    }
-    run_units(&job, outer * job.parts, tl_imin(n, PART), row_task);
-    for (int64_t row = 0; scratch && row < outer; row++) {
-        const float *v = x + row * n;
-        const uint32_t *part = job.out + row * job.parts;
-        uint32_t place = part[0];
-        for (int64_t p = 1; p < job.parts; p++)
-            if (tl_takes_lead(sign * v[part[p]], sign * v[place])) place = part[p];
-        out[row] = place;
-    }
-    tl_pool_free(ctx, scratch);
-    return TORCHLEAN_OK;
-}
-
-int32_t tl_cpu_argmax(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, uint32_t *out)
-{
-    return argument(ctx, x, outer, n, inner, 1.0f, out);
-}
-
-int32_t tl_cpu_argmin(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, uint32_t *out)
-{
-    return argument(ctx, x, outer, n, inner, -1.0f, out);
-}
-
-/* ---- top-k --------------------------------------------------------------------------------------------------------- */
-
 typedef struct {
     const float *x;
     uint32_t *out;
     char *scratch; /* candidates of every worker */
     int64_t n, inner, k, rows, per_task, room, per_worker;
+    float sign;    /* of one element: -1 for the negated elements' largest */
     uint32_t flip; /* all bits where the smallest come first, NaN last */
 } top_job;
 
@@ -204,8 +96,6 @@ static const float *row_of(const top_job *job, int64_t row, uint32_t **out)
     *out = job->out + o * job->k * inner + c;
     return job->x + o * job->n * inner + c;
 }
-
-/* ---- many of a row ---- */
 
 /* Goes along a row. `room` candidates fit, and a line more. */
 static void find_candidates(const top_job *job, const float *x, int64_t room, tl_candidates *c)
@@ -239,7 +129,7 @@ static void find_in_row(const top_job *job, int64_t row, int32_t worker)
     uint32_t *out;
     const float *const x = row_of(job, row, &out);
     if (job->k == 1) {
-        *out = (uint32_t)first_place(x, job->inner, 0, job->n, 1.0f, job->flip);
+        *out = (uint32_t)first_place(x, job->inner, job->n, job->sign, job->flip);
         return;
     }
     int32_t *const memory = (int32_t *)(job->scratch + worker * job->per_worker);
@@ -271,7 +161,7 @@ static void find_in_bundle(const top_job *job, int64_t row, int64_t count)
             for (int64_t j = 0; j < n; j++)
                 x[j * TL_BUNDLE + r] = job->x[first + j * inner];
         }
-    tl_make_keys(x, n, 1.0f, job->flip, key);
+    tl_make_keys(x, n, job->sign, job->flip, key);
     tl_choose(key, n, k, place);
     for (int64_t r = 0; r < count; r++) {
         const int64_t at = row + r, first = inner == 1 ? at * k : at / inner * (k - 1) * inner + at;
@@ -295,16 +185,13 @@ static void top_task(void *arg, int64_t task, int32_t worker)
         find_in_row(job, row, worker);
 }
 
-int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, int64_t k,
-                    int64_t largest, uint32_t *out)
+static int32_t choose(tl_context *ctx, top_job job)
 {
-    top_job job = {.x = x, .out = out, .n = n, .inner = inner, .k = k, .flip = largest ? 0 : UINT32_MAX};
-    job.rows = outer * inner;
     /* so many times those that are kept that each candidate is compared a few times on the average */
-    job.room = tl_ceil_div(tl_imin(n, 4 * k + CANDIDATES), ORDER_LANES) * ORDER_LANES;
-    job.per_task = whole_bundles(tl_imax(1, TOP_TASK / tl_imax(n, 1)));
+    job.room = tl_ceil_div(tl_imin(job.n, 4 * job.k + CANDIDATES), ORDER_LANES) * ORDER_LANES;
+    job.per_task = whole_bundles(tl_even_units(job.rows, job.n, job.k == 1 ? PART : TOP_TASK));
     const int64_t tasks = tl_ceil_div(job.rows, job.per_task), workers = tasks == 1 ? 1 : tl_workers();
-    job.per_worker = tl_ceil_div(2 * (job.room + TL_LINE + k), TL_LINE) * 64;
+    job.per_worker = tl_ceil_div(2 * (job.room + TL_LINE + job.k), TL_LINE) * 64;
     void *scratch;
     const int32_t status = tl_pool_alloc(ctx, (size_t)(workers * job.per_worker), &scratch);
     if (status) return status;
@@ -312,4 +199,74 @@ int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, i
     tl_parallel(tasks, top_task, &job);
     tl_pool_free(ctx, scratch);
     return TORCHLEAN_OK;
+}
+
+int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, int64_t k,
+                    int64_t largest, uint32_t *out)
+{
+    top_job job = {.x = x, .out = out, .n = n, .inner = inner, .k = k, .rows = outer * inner, .sign = 1.0f};
+    job.flip = largest ? 0 : UINT32_MAX;
+    return choose(ctx, job);
+}
+
+/* ---- argmax and argmin --------------------------------------------------------------------------------------------- */
+
+/* Along an axis that others follow: a walk down its columns. */
+typedef struct {
+    const float *x;
+    uint32_t *out;
+    int64_t n, inner, units, per_task;
+    float sign;
+} arg_job;
+
+/* Unit u is COLUMNS columns of one of the outer arrays: it walks down them together. */
+static void walk_columns(const arg_job *job, int64_t u)
+{
+    const int64_t tiles = tl_ceil_div(job->inner, COLUMNS), o = u / tiles, first = u % tiles * COLUMNS;
+    const int64_t width = tl_imin(COLUMNS, job->inner - first);
+    const float *x = job->x + o * job->n * job->inner + first;
+    uint32_t *out = job->out + o * job->inner + first;
+    float best[COLUMNS];
+    for (int64_t c = 0; c < width; c++) {
+        best[c] = job->sign * x[c];
+        out[c] = 0;
+    }
+    for (int64_t j = 1; j < job->n && !tl_interrupted(); j++) {
+        const float *from = x + j * job->inner;
+        for (int64_t c = 0; c < width; c++) {
+            const float v = job->sign * from[c];
+            const int32_t takes = tl_takes_lead(v, best[c]);
+            out[c] = takes ? (uint32_t)j : out[c];
+            best[c] = takes ? v : best[c];
+        }
+    }
+}
+
+static void column_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+{
+    const arg_job *job = arg;
+    for (int64_t u = task * job->per_task, end = tl_imin(job->units, u + job->per_task); u < end; u++)
+        walk_columns(job, u);
+}
+
+static int32_t argument(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, float sign,
+                        uint32_t *out)
+{
+    if (inner == 1)
+        return choose(ctx, (top_job){.x = x, .out = out, .n = n, .inner = 1, .k = 1, .rows = outer, .sign = sign});
+    arg_job job = {
+        .x = x, .out = out, .n = n, .inner = inner, .units = outer * tl_ceil_div(inner, COLUMNS), .sign = sign};
+    job.per_task = tl_even_units(job.units, n * tl_imin(inner, COLUMNS), PART);
+    tl_parallel(tl_ceil_div(job.units, job.per_task), column_task, &job);
+    return TORCHLEAN_OK;
+}
+
+int32_t tl_cpu_argmax(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, uint32_t *out)
+{
+    return argument(ctx, x, outer, n, inner, 1.0f, out);
+}
+
+int32_t tl_cpu_argmin(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, uint32_t *out)
+{
+    return argument(ctx, x, outer, n, inner, -1.0f, out);
 }

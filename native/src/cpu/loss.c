@@ -1,13 +1,8 @@
-/* Losses on the CPU, and their gradients.
- *
- * What is a sum over pairs of elements is one row: its leaves are tasks. Cross-entropy is a softmax whose result is one number per
- * row (softmax_phases.h); the losses of the rows are a row of their own. */
+/* Losses on the CPU that are a sum over pairs of elements, and their gradients. The pairs are one row: its leaves are tasks. */
 #include "core/threads.h"
-#include "cpu/softmax_phases.h"
+#include "cpu/row_phases.h"
 #include "formula/integer.h"
 #include "generated/loss.h"
-
-/* ---- sums over pairs of elements --------------------------------------------------------------------------------- */
 
 typedef struct pair_job {
     const float *yhat, *target;
@@ -90,90 +85,4 @@ int32_t tl_cpu_bce_with_logits_bwd(TL_UNUSED tl_context *ctx, const float *x, co
     pair_job j = {x, target, gx, gtarget, n, tl_loss_slope_of(g[0], mean ? n : 1), n >= TL_STREAM_FROM};
     tl_parallel(tl_ceil_div(n, TL_ROW_TASK), bce_grad_task, &j);
     return TORCHLEAN_OK;
-}
-
-/* ---- cross-entropy ----------------------------------------------------------------------------------------------- */
-
-typedef struct entropy_job {
-    tl_softmax_rows base; /* x: logits; out: the scaled losses of the rows, or the gradient */
-    const uint32_t *labels;
-    int64_t cols;
-    float factor; /* g / rows */
-    int stream;
-} entropy_job;
-
-static void loss_row(const void *arg, const tl_row *r)
-{
-    const entropy_job *j = arg;
-    TL_EACH_ROW(r, const int64_t row = r->row + k; const uint32_t label = j->labels[row]; /* nobody has looked at it */
-                const float labelled = label < j->cols ? j->base.x[row * j->cols + label] : TL_NAN;
-                j->base.out[row] = tl_cross_entropy_row(labelled, stat[MAXIMUM], tl_sum_of_leaves(r, r->sum, k)));
-}
-
-TL_LEAF(grad_leaf)
-{
-    const entropy_job *j = arg;
-    const float *e = p->work ? p->work : j->base.out + p->at, s = p->stat[SUM], r = p->stat[DERIVED], c = j->factor;
-    const int64_t label = (int64_t)j->labels[p->row] - p->first;
-    const float hit = label >= 0 && label < p->n ? e[label] : 0.0f;
-    TL_WRITE(j->stream && p->work, j->base.out + p->at, p->n, tl_cross_entropy_grad(tl_quotient(e[i], s, r), 0, c));
-    if (label >= 0 && label < p->n) j->base.out[p->at + label] = tl_cross_entropy_grad(tl_quotient(hit, s, r), 1, c);
-}
-
-/* Short rows, as bundles: the losses, and the gradient. */
-static void loss_bundle(const void *arg, int64_t row, int64_t rows)
-{
-    const entropy_job *j = arg;
-    const int64_t cols = tl_short(j->cols);
-    tl_bundle x;
-    tl_bundle_stat max, sum, labelled;
-    tl_read_bundle(j->base.x + row * cols, rows, cols, x);
-    tl_bundle_max(x, cols, max);
-    for (int64_t r = 0; r < TL_BUNDLE; r++) {
-        const uint32_t label = j->labels[row + (r < rows ? r : 0)];
-        labelled[r] = label < cols ? x[label * TL_BUNDLE + r] : TL_NAN;
-    }
-    tl_bundle_exponential_sum(x, cols, max, sum);
-    TL_BUNDLE_ROWS(sum[r] = tl_cross_entropy_row(labelled[r], max[r], sum[r]));
-    memcpy(j->base.out + row, sum, (size_t)rows * sizeof(float));
-}
-
-static void grad_bundle(const void *arg, int64_t row, int64_t rows)
-{
-    const entropy_job *j = arg;
-    const int64_t cols = tl_short(j->cols);
-    const float c = j->factor;
-    tl_bundle e;
-    tl_bundle_softmax(j->base.x + row * cols, rows, cols, e);
-    for (int64_t r = 0; r < rows; r++)
-        if (j->labels[row + r] < cols) e[j->labels[row + r] * TL_BUNDLE + r] -= 1.0f;
-    TL_BUNDLE_EACH(cols, e[i] = tl_cross_entropy_grad(e[i], 0, c));
-    tl_write_bundle(j->base.out + row * cols, rows, cols, e);
-}
-
-int32_t tl_cpu_cross_entropy(tl_context *ctx, const float *logits, const uint32_t *labels, int64_t rows, int64_t cols,
-                             float *out)
-{
-    static const tl_row_phase phases[] = {{maximum_leaf, maximum_row}, {exponential_sum_leaf, loss_row}};
-    void *scratch;
-    if (rows == 0) {
-        out[0] = TL_NAN;
-        return TORCHLEAN_OK;
-    }
-    int32_t status = tl_pool_alloc(ctx, (size_t)rows * sizeof(float), &scratch);
-    if (status) return status;
-    const entropy_job j = {.base = {logits, scratch}, .labels = labels, .cols = cols};
-    status = tl_run_rows(ctx, &j, phases, 2, loss_bundle, rows, cols);
-    if (!status) status = tl_row_sums(ctx, scratch, 1, rows, -rows, out);
-    tl_pool_free(ctx, scratch);
-    return status;
-}
-
-int32_t tl_cpu_cross_entropy_bwd(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,
-                                 int64_t rows, int64_t cols, float *glogits)
-{
-    static const tl_row_phase phases[] = {
-        {maximum_leaf, maximum_row}, {exponentials_leaf, reciprocal_row}, {grad_leaf, NULL}};
-    const entropy_job j = {{logits, glogits}, labels, cols, tl_per_count(g[0], rows), rows * cols >= TL_STREAM_FROM};
-    return tl_run_rows(ctx, &j, phases, 3, grad_bundle, rows, cols);
 }

@@ -1,18 +1,32 @@
-/* The cross-entropy of each row on the CPU, with weights of classes, smoothed labels and ignored rows, and its gradient. The
- * phases are those of cross_entropy (loss.c); smoothing adds a sum over the row. */
+/* Cross-entropy on the CPU, and its gradient: of each row, with weights of classes, smoothed labels and ignored rows, or the mean over
+ * the rows. It is a softmax whose result is one number per row (softmax_phases.h); smoothing adds a sum over the row. What the mean
+ * adds are scaled losses, which are a row of their own. */
 #include "cpu/softmax_phases.h"
+#include "formula/integer.h"
 #include "generated/loss.h"
 
 typedef struct rows_job {
     tl_softmax_rows base; /* x: logits; out: the losses of the rows, or the gradient */
     const uint32_t *labels;
-    const float *weights, *g; /* weights NULL: all are 1 */
+    const float *weights, *g; /* NULL: all weights are 1, and all cotangents `factor` */
     int64_t cols;
     struct tl_smoothing h;
-    float total; /* of the weights */
+    float total, factor; /* total: of the weights */
+    int mean;            /* losses are scaled, and of a label that is no class NaN; else 0 */
+    int stream;
 } rows_job;
 
+/* A constant, for loops that test nothing: classes other than the row's then have no weight in it. */
+static const struct tl_smoothing unsmoothed = {1.0f, 0.0f};
+
 static inline float weight_of(const rows_job *j, int64_t c) { return j->weights ? j->weights[c] : 1.0f; }
+
+/* The loss of a row with the labelled element x, the maximum m and the logarithm of its sum of exponentials. */
+static inline float loss_of(const rows_job *j, int64_t label, float x, float m, float log_s, float spread)
+{
+    if (j->mean) return tl_cross_entropy_row(label < j->cols ? x : TL_NAN, m, log_s);
+    return label < j->cols ? tl_smoothed_loss(log_s, x, m, weight_of(j, label), spread, j->cols, j->h) : 0.0f;
+}
 
 static void logarithm_row(TL_UNUSED const void *arg, const tl_row *r) { tl_put_logarithms(r, SUM); }
 
@@ -30,9 +44,8 @@ TL_LEAF(spread_leaf)
 static void put_loss(const rows_job *j, int64_t row, const float *stat, float spread)
 {
     const int64_t label = j->labels[row];
-    j->base.out[row] = label >= j->cols ? 0.0f
-                                        : tl_smoothed_loss(stat[SUM], j->base.x[row * j->cols + label], stat[MAXIMUM],
-                                                           weight_of(j, label), spread, j->cols, j->h);
+    const float x = label < j->cols ? j->base.x[row * j->cols + label] : 0.0f;
+    j->base.out[row] = loss_of(j, label, x, stat[MAXIMUM], stat[SUM], spread);
 }
 
 static void plain_loss_row(const void *arg, const tl_row *r)
@@ -64,9 +77,8 @@ static void loss_bundle(const void *arg, int64_t row, int64_t rows)
         TL_BUNDLE_SUM(spread, cols, sum[r] - (x[i] - max[r]));
     for (int64_t r = 0; r < rows; r++) {
         const int64_t label = j->labels[row + r];
-        j->base.out[row + r] = label >= cols ? 0.0f
-                                             : tl_smoothed_loss(sum[r], x[label * TL_BUNDLE + r], max[r],
-                                                                weight_of(j, label), spread[r], cols, j->h);
+        j->base.out[row + r] =
+            loss_of(j, label, label < cols ? x[label * TL_BUNDLE + r] : 0.0f, max[r], sum[r], spread[r]);
     }
 }
 
@@ -81,67 +93,108 @@ static void grad_bundle(const void *arg, int64_t row, int64_t rows)
     tl_bundle_softmax(j->base.x + row * cols, rows, cols, e);
     for (int64_t r = 0; r < rows; r++) {
         const int64_t label = j->labels[row + r];
-        if (label >= cols) continue;
+        if (label >= cols && !j->mean) continue;
         own[r] = weight_of(j, label);
         total[r] = tl_smoothed_total(own[r], j->total, cols, h);
-        g[r] = j->g[row + r];
-        hit[r] = tl_smoothed_grad(e[label * TL_BUNDLE + r], total[r], own[r], own[r], 1, cols, g[r], h);
+        g[r] = j->g ? j->g[row + r] : j->factor;
+        if (label < cols)
+            hit[r] = tl_smoothed_grad(e[label * TL_BUNDLE + r], total[r], own[r], own[r], 1, cols, g[r], h);
     }
-    if (w)
-        TL_BUNDLE_EACH(cols, e[i] = tl_smoothed_grad(e[i], total[r], w[k], own[r], 0, cols, g[r], h));
+    if (h.share > 0.0f)
+        TL_BUNDLE_EACH(cols, e[i] = tl_smoothed_grad(e[i], total[r], w ? w[k] : 1.0f, own[r], 0, cols, g[r], h));
     else
-        TL_BUNDLE_EACH(cols, e[i] = tl_smoothed_grad(e[i], total[r], 1.0f, own[r], 0, cols, g[r], h));
+        TL_BUNDLE_EACH(cols, e[i] = tl_smoothed_grad(e[i], total[r], 0.0f, own[r], 0, cols, g[r], unsmoothed));
     for (int64_t r = 0; r < rows; r++) {
         const int64_t label = j->labels[row + r];
-        for (int64_t k = 0; label >= cols && k < cols; k++)
+        for (int64_t k = 0; label >= cols && !j->mean && k < cols; k++)
             e[k * TL_BUNDLE + r] = 0.0f;
         if (label < cols) e[label * TL_BUNDLE + r] = hit[r];
     }
     tl_write_bundle(j->base.out + row * cols, rows, cols, e);
 }
 
-int32_t tl_cpu_cross_entropy_rows(tl_context *ctx, const float *logits, const uint32_t *labels, const float *weights,
-                                  int64_t rows, int64_t cols, float smoothing, float *out)
+static int32_t losses(tl_context *ctx, const rows_job *j, int64_t rows)
 {
     static const tl_row_phase plain[] = {{maximum_leaf, maximum_row}, {exponential_sum_leaf, plain_loss_row}};
     static const tl_row_phase smoothed[] = {
         {maximum_leaf, maximum_row}, {exponential_sum_leaf, logarithm_row}, {spread_leaf, smoothed_loss_row}};
+    const int smooths = j->h.share > 0.0f;
+    return tl_run_rows(ctx, j, smooths ? smoothed : plain, smooths ? 3 : 2, loss_bundle, rows, j->cols);
+}
+
+int32_t tl_cpu_cross_entropy_rows(tl_context *ctx, const float *logits, const uint32_t *labels, const float *weights,
+                                  int64_t rows, int64_t cols, float smoothing, float *out)
+{
     const rows_job j = {
         .base = {logits, out}, .labels = labels, .weights = weights, .cols = cols, .h = tl_smoothing_of(smoothing)};
     for (int64_t r = 0; cols == 0 && r < rows; r++)
         out[r] = 0.0f; /* no label is a class */
-    return tl_run_rows(ctx, &j, smoothing > 0.0f ? smoothed : plain, smoothing > 0.0f ? 3 : 2, loss_bundle, rows, cols);
+    return losses(ctx, &j, rows);
 }
 
-TL_LEAF(smoothed_grad_leaf)
+int32_t tl_cpu_cross_entropy(tl_context *ctx, const float *logits, const uint32_t *labels, int64_t rows, int64_t cols,
+                             float *out)
+{
+    void *scratch;
+    if (rows == 0) {
+        out[0] = TL_NAN;
+        return TORCHLEAN_OK;
+    }
+    int32_t status = tl_pool_alloc(ctx, (size_t)rows * sizeof(float), &scratch);
+    if (status) return status;
+    const rows_job j = {.base = {logits, scratch}, .labels = labels, .cols = cols, .h = unsmoothed, .mean = 1};
+    status = losses(ctx, &j, rows);
+    if (!status) status = tl_row_sums(ctx, scratch, 1, rows, -rows, out);
+    tl_pool_free(ctx, scratch);
+    return status;
+}
+
+TL_LEAF(grad_leaf)
 {
     const rows_job *j = arg;
     float *const out = j->base.out + p->at;
-    const float *e = p->work ? p->work : out, s = p->stat[SUM], r = p->stat[DERIVED], g = j->g[p->row];
+    const float *e = p->work ? p->work : out, s = p->stat[SUM], r = p->stat[DERIVED],
+                g = j->g ? j->g[p->row] : j->factor;
     const float *w = j->weights ? j->weights + p->first : NULL;
     const int64_t label = (int64_t)j->labels[p->row], at = label - p->first;
-    if (label >= j->cols) {
+    if (label >= j->cols && !j->mean) {
         memset(out, 0, (size_t)p->n * sizeof(float));
         return;
     }
-    const float own = weight_of(j, label), total = tl_smoothed_total(own, j->total, j->cols, j->h);
+    const struct tl_smoothing h = j->h;
+    const float own = weight_of(j, label), total = tl_smoothed_total(own, j->total, j->cols, h);
     const float hit = at >= 0 && at < p->n ? e[at] : 0.0f;
-    if (w)
-        TL_FOR_LINES(i, 0, p->n,
-                     out[i] = tl_smoothed_grad(tl_quotient(e[i], s, r), total, w[i], own, 0, j->cols, g, j->h););
+    const int stream = j->stream && p->work;
+    if (h.share > 0.0f)
+        TL_WRITE(stream, out, p->n,
+                 tl_smoothed_grad(tl_quotient(e[i], s, r), total, w ? w[i] : 1.0f, own, 0, j->cols, g, h));
     else
-        TL_FOR_LINES(i, 0, p->n,
-                     out[i] = tl_smoothed_grad(tl_quotient(e[i], s, r), total, 1.0f, own, 0, j->cols, g, j->h););
-    if (at >= 0 && at < p->n) out[at] = tl_smoothed_grad(tl_quotient(hit, s, r), total, own, own, 1, j->cols, g, j->h);
+        TL_WRITE(stream, out, p->n,
+                 tl_smoothed_grad(tl_quotient(e[i], s, r), total, 0.0f, own, 0, j->cols, g, unsmoothed));
+    if (at >= 0 && at < p->n) out[at] = tl_smoothed_grad(tl_quotient(hit, s, r), total, own, own, 1, j->cols, g, h);
+}
+
+static int32_t gradient(tl_context *ctx, const rows_job *j, int64_t rows)
+{
+    static const tl_row_phase phases[] = {
+        {maximum_leaf, maximum_row}, {exponentials_leaf, reciprocal_row}, {grad_leaf, NULL}};
+    return tl_run_rows(ctx, j, phases, 3, grad_bundle, rows, j->cols);
 }
 
 int32_t tl_cpu_cross_entropy_rows_bwd(tl_context *ctx, const float *logits, const uint32_t *labels,
                                       const float *weights, const float *g, int64_t rows, int64_t cols, float smoothing,
                                       float *glogits)
 {
-    static const tl_row_phase phases[] = {
-        {maximum_leaf, maximum_row}, {exponentials_leaf, reciprocal_row}, {smoothed_grad_leaf, NULL}};
-    rows_job j = {{logits, glogits}, labels, weights, g, cols, tl_smoothing_of(smoothing), (float)cols};
+    rows_job j = {.base = {logits, glogits}, .labels = labels, .weights = weights, .g = g, .cols = cols};
+    j.h = tl_smoothing_of(smoothing), j.total = (float)cols, j.stream = rows * cols >= TL_STREAM_FROM;
     const int32_t status = weights ? tl_row_sums(ctx, weights, 1, cols, 0, &j.total) : TORCHLEAN_OK;
-    return status ? status : tl_run_rows(ctx, &j, phases, 3, grad_bundle, rows, cols);
+    return status ? status : gradient(ctx, &j, rows);
+}
+
+int32_t tl_cpu_cross_entropy_bwd(tl_context *ctx, const float *logits, const uint32_t *labels, const float *g,
+                                 int64_t rows, int64_t cols, float *glogits)
+{
+    rows_job j = {.base = {logits, glogits}, .labels = labels, .cols = cols, .mean = 1};
+    j.h = unsmoothed, j.factor = tl_per_count(g[0], rows), j.stream = rows * cols >= TL_STREAM_FROM;
+    return gradient(ctx, &j, rows);
 }

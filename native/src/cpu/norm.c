@@ -13,8 +13,7 @@
 
 typedef struct job {
     const float *x, *gamma, *beta, *g;
-    float *out; /* or gx; NULL if it is not wanted */
-    float *ggamma, *gbeta;
+    float *out;                             /* or gx; NULL if it is not wanted */
     float *means, *istds;                   /* per row, where they are results or a later pass needs them */
     const float *given_means, *given_istds; /* a gradient's, where they are saved; no means are 0 */
     int64_t rows, cols;
@@ -22,7 +21,7 @@ typedef struct job {
     int stream, far; /* results too large for the caches, and inputs for the nearest */
 } job;
 
-/* The job of a forward; a gradient sets g, ggamma and gbeta besides. */
+/* The job of a forward; a gradient sets g besides. */
 static job make_job(const float *x, const float *gamma, const float *beta, int64_t rows, int64_t cols, float eps,
                     float *out)
 {
@@ -82,52 +81,6 @@ TL_LEAF(channel_leaf)
     TL_WRITE(a->stream, a->out + p->at, p->n, fmaf(tl_normalised(x[i], mean, istd), gamma, beta));
 }
 
-/* The statistics of a bundle of short rows, around 0 if they are not `centred`. */
-static inline void find_bundle_statistics(const job *a, const float *x, int centred, float *mean, float *istd)
-{
-    const int64_t cols = tl_short(a->cols);
-    tl_bundle_stat sum = {0};
-    if (centred) TL_BUNDLE_SUM(sum, cols, x[i]);
-    TL_BUNDLE_ROWS(mean[r] = centred ? tl_per_count(sum[r], cols) : 0.0f);
-    TL_BUNDLE_SUM(sum, cols, tl_square_of_difference(x[i], mean[r]));
-    TL_BUNDLE_ROWS(istd[r] = tl_inverse_deviation(sum[r], cols, a->eps));
-}
-
-static inline __attribute__((always_inline)) void normalise_bundle(const job *a, int64_t row, int64_t rows, int centred)
-{
-    const int64_t cols = tl_short(a->cols);
-    const float *gamma = a->gamma, *beta = a->beta;
-    tl_bundle x;
-    tl_bundle_stat mean, istd;
-    tl_read_bundle(a->x + row * cols, rows, cols, x);
-    find_bundle_statistics(a, x, centred, mean, istd);
-    for (int64_t r = 0; r < rows; r++) {
-        if (a->means) a->means[row + r] = mean[r];
-        if (a->istds) a->istds[row + r] = istd[r];
-    }
-    if (centred)
-        TL_BUNDLE_EACH(cols, x[i] = fmaf(tl_normalised(x[i], mean[r], istd[r]), gamma[k], beta[k]));
-    else
-        TL_BUNDLE_EACH(cols, x[i] = (x[i] * istd[r]) * gamma[k]);
-    tl_write_bundle(a->out + row * cols, rows, cols, x);
-}
-
-static void layer_bundle(const void *arg, int64_t row, int64_t rows) { normalise_bundle(arg, row, rows, 1); }
-static void rms_bundle(const void *arg, int64_t row, int64_t rows) { normalise_bundle(arg, row, rows, 0); }
-
-static int32_t run_layer(tl_context *ctx, const job *a)
-{
-    static const tl_row_phase phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_leaf, NULL}};
-    return tl_run_rows(ctx, a, phases, 3, layer_bundle, a->rows, a->cols);
-}
-
-int32_t tl_cpu_layer_norm(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
-                          int64_t cols, float eps, float *out)
-{
-    const job a = make_job(x, gamma, beta, rows, cols, eps, out);
-    return run_layer(ctx, &a);
-}
-
 /* 1 for a gamma that is left out and -0 for such a beta, with which a fused sum is the product; *scratch is to be freed. A
  * gradient and rows around 0 read no beta. */
 static int32_t fill_absent(tl_context *ctx, job *a, void **scratch)
@@ -144,38 +97,47 @@ static int32_t fill_absent(tl_context *ctx, job *a, void **scratch)
     return TORCHLEAN_OK;
 }
 
-/* A forward that keeps its statistics, which are NaN of rows without elements. */
-static int32_t run_with_statistics(tl_context *ctx, job a, int32_t (*run)(tl_context *ctx, const job *a), float *means,
-                                   float *istds)
+/* A forward of three phases, whose statistics are kept where they are results; those of rows without elements are NaN. */
+static int32_t forward(tl_context *ctx, job a, const tl_row_phase *phases, float *means, float *istds)
 {
     void *scratch;
     for (int64_t r = 0; a.cols == 0 && r < a.rows; r++) {
         if (means) means[r] = NAN;
-        istds[r] = NAN;
+        if (istds) istds[r] = NAN;
     }
     a.means = means, a.istds = istds;
     int32_t status = fill_absent(ctx, &a, &scratch);
-    if (!status) status = run(ctx, &a);
+    if (!status) status = tl_run_rows(ctx, &a, phases, 3, NULL, a.rows, a.cols);
     tl_pool_free(ctx, scratch);
     return status;
+}
+
+static const tl_row_phase layer_phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {layer_leaf, NULL}};
+
+int32_t tl_cpu_layer_norm(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
+                          int64_t cols, float eps, float *out)
+{
+    return forward(ctx, make_job(x, gamma, beta, rows, cols, eps, out), layer_phases, NULL, NULL);
 }
 
 int32_t tl_cpu_layer_norm_stats(tl_context *ctx, const float *x, const float *gamma, const float *beta, int64_t rows,
                                 int64_t cols, float eps, float *out, float *mean, float *istd)
 {
-    return run_with_statistics(ctx, make_job(x, gamma, beta, rows, cols, eps, out), run_layer, mean, istd);
+    return forward(ctx, make_job(x, gamma, beta, rows, cols, eps, out), layer_phases, mean, istd);
 }
+
+static const tl_row_phase channel_phases[] = {
+    {sum_leaf, mean_row}, {squares_leaf, deviation_row}, {channel_leaf, NULL}};
 
 int32_t tl_cpu_batchnorm_channel_first(tl_context *ctx, const float *x, const float *gamma, const float *beta,
                                        int64_t channels, int64_t height, int64_t width, float eps, float *out)
 {
-    static const tl_row_phase phases[] = {{sum_leaf, mean_row}, {squares_leaf, deviation_row}, {channel_leaf, NULL}};
     const int64_t cols = height * width;
     const job a = make_job(x, gamma, beta, channels, cols, eps, out);
-    return tl_run_rows(ctx, &a, phases, 3, NULL, channels, cols);
+    return tl_run_rows(ctx, &a, channel_phases, 3, NULL, channels, cols);
 }
 
-/* Rows around 0: the mean is 0 throughout, and beta is none. */
+/* Rows around 0: the mean is 0 throughout, and beta is -0. */
 static void no_leaf(TL_UNUSED const void *arg, TL_UNUSED const tl_leaf *first, TL_UNUSED int64_t rows) {}
 
 static void zero_row(const void *arg, const tl_row *r)
@@ -184,30 +146,18 @@ static void zero_row(const void *arg, const tl_row *r)
     TL_EACH_ROW(r, stat[MEAN] = stat[MEAN_A] = 0.0f; if (a->means) a->means[r->row + k] = 0.0f);
 }
 
-TL_LEAF(rms_leaf)
-{
-    const job *a = arg;
-    const float *x = a->x + p->at, *gamma = a->gamma + p->first, istd = p->stat[ISTD];
-    TL_WRITE(a->stream, a->out + p->at, p->n, (x[i] * istd) * gamma[i]);
-}
-
-static int32_t run_rms(tl_context *ctx, const job *a)
-{
-    static const tl_row_phase phases[] = {{no_leaf, zero_row}, {squares_leaf, deviation_row}, {rms_leaf, NULL}};
-    return tl_run_rows(ctx, a, phases, 3, rms_bundle, a->rows, a->cols);
-}
+static const tl_row_phase rms_phases[] = {{no_leaf, zero_row}, {squares_leaf, deviation_row}, {layer_leaf, NULL}};
 
 int32_t tl_cpu_rms_norm(tl_context *ctx, const float *x, const float *gamma, int64_t rows, int64_t cols, float eps,
                         float *out)
 {
-    const job a = make_job(x, gamma, NULL, rows, cols, eps, out);
-    return run_rms(ctx, &a);
+    return forward(ctx, make_job(x, gamma, NULL, rows, cols, eps, out), rms_phases, NULL, NULL);
 }
 
 int32_t tl_cpu_rms_norm_stats(tl_context *ctx, const float *x, const float *gamma, int64_t rows, int64_t cols,
                               float eps, float *out, float *istd)
 {
-    return run_with_statistics(ctx, make_job(x, gamma, NULL, rows, cols, eps, out), run_rms, NULL, istd);
+    return forward(ctx, make_job(x, gamma, NULL, rows, cols, eps, out), rms_phases, NULL, istd);
 }
 
 /* ---- gradients along rows ---------------------------------------------------------------------------------------- */
@@ -228,21 +178,11 @@ TL_LEAF(layer_means_leaf)
     products_leaf_of(arg, p);
 }
 
-TL_LEAF(channel_means_leaf)
-{
-    const job *a = arg;
-    const float *x = a->x + p->at, *g = a->g + p->at;
-    const float mean = p->stat[MEAN], istd = p->stat[ISTD];
-    *p->sum = tl_leaf_sum(g, p->n);
-    TL_LEAF_SUM(*p->other, p->n, g[i] * tl_normalised(x[i], mean, istd));
-}
-
 static void means_row(const void *arg, const tl_row *r)
 {
     const job *a = arg;
     TL_EACH_ROW(r, const float sum_a = tl_sum_of_leaves(r, r->sum, k), sum_ax = tl_sum_of_leaves(r, r->other, k);
-                stat[MEAN_A] = tl_per_count(sum_a, a->cols); stat[MEAN_AX] = tl_per_count(sum_ax, a->cols);
-                if (a->gbeta) a->gbeta[r->row + k] = sum_a; if (a->ggamma) a->ggamma[r->row + k] = sum_ax);
+                stat[MEAN_A] = tl_per_count(sum_a, a->cols); stat[MEAN_AX] = tl_per_count(sum_ax, a->cols));
 }
 
 static void product_mean_row(const void *arg, const tl_row *r)
@@ -259,16 +199,6 @@ TL_LEAF(layer_grad_leaf)
     const float mean = p->stat[MEAN], istd = p->stat[ISTD], mean_a = p->stat[MEAN_A], mean_ax = p->stat[MEAN_AX];
     TL_WRITE(a->stream, a->out + p->at, p->n,
              tl_norm_grad(g[i] * gamma[i], tl_normalised(x[i], mean, istd), mean_a, mean_ax, istd));
-}
-
-TL_LEAF(channel_grad_leaf)
-{
-    const job *a = arg;
-    if (!a->out) return;
-    const float *x = a->x + p->at, *g = a->g + p->at, factor = p->stat[ISTD] * a->gamma[p->row];
-    const float mean = p->stat[MEAN], istd = p->stat[ISTD], mean_a = p->stat[MEAN_A], mean_ax = p->stat[MEAN_AX];
-    TL_WRITE(a->stream, a->out + p->at, p->n,
-             tl_norm_grad(g[i], tl_normalised(x[i], mean, istd), mean_a, mean_ax, factor));
 }
 
 /* In place of the phases that compute the statistics, where these are given. */
@@ -293,19 +223,18 @@ int32_t tl_cpu_batchnorm_channel_first_bwd(tl_context *ctx, const float *x, cons
                                            int64_t channels, int64_t height, int64_t width, float eps, float *gx,
                                            float *ggamma, float *gbeta)
 {
-    static const tl_row_phase phases[] = {{sum_leaf, mean_row},
-                                          {squares_leaf, deviation_row},
-                                          {channel_means_leaf, means_row},
-                                          {channel_grad_leaf, NULL}};
     const int64_t cols = height * width;
-    for (int64_t c = 0; cols == 0 && c < channels; c++) {
-        if (ggamma) ggamma[c] = 0.0f;
-        if (gbeta) gbeta[c] = 0.0f;
-    }
-    if (cols == 0) return TORCHLEAN_OK;
-    job a = make_job(x, gamma, NULL, channels, cols, eps, gx);
-    a.g = g, a.ggamma = ggamma, a.gbeta = gbeta;
-    return tl_run_rows(ctx, &a, phases, 4, NULL, channels, cols);
+    void *scratch;
+    int32_t status = tl_pool_alloc(ctx, (size_t)(2 * channels) * sizeof(float), &scratch);
+    if (status) return status;
+    job a = make_job(x, NULL, NULL, channels, cols, eps, NULL);
+    a.means = scratch, a.istds = a.means + channels;
+    status = tl_run_rows(ctx, &a, channel_phases, 2, NULL, channels, cols);
+    if (!status)
+        status =
+            tl_cpu_batch_norm_stats_bwd(ctx, x, gamma, a.means, a.istds, g, 1, channels, cols, eps, gx, ggamma, gbeta);
+    tl_pool_free(ctx, scratch);
+    return status;
 }
 
 /* ---- gradients down the columns ---------------------------------------------------------------------------------- */
@@ -314,7 +243,6 @@ typedef struct columns_job {
     job rows;
     const tl_row_phase *phases; /* the last two are the gradient's */
     int32_t count;
-    int centred;                     /* rows around their means: those of layer_norm */
     float *chains;                   /* of each worker: CHAINS rows for gamma, CHAINS rows for beta */
     float *gamma_parts, *beta_parts; /* (chunks, cols) */
 } columns_job;
@@ -361,64 +289,6 @@ static inline void join_chains(const float *chains, int64_t n, float *restrict o
 {
     for (int64_t j = 0; j < n; j++)
         out[j] = (chains[j] + chains[n + j]) + (chains[2 * n + j] + chains[3 * n + j]);
-}
-
-/* The gradient of `rows` short rows, and their share of the chains: element k of chain c stands at k*TL_COLUMN_CHAINS + c, and a
- * bundle begins with a row of chain 0. */
-static inline void grad_bundle(const columns_job *c, int64_t row, int64_t rows, float *restrict ggamma,
-                               float *restrict gbeta)
-{
-    const job *a = &c->rows;
-    const int64_t cols = tl_short(a->cols);
-    const float *gamma = a->gamma;
-    tl_bundle xhat, g;
-    tl_bundle_stat mean = {0}, istd, sum, mean_a = {0}, mean_ax;
-    tl_read_bundle(a->x + row * cols, rows, cols, xhat);
-    tl_read_bundle(a->g + row * cols, rows, cols, g);
-    if (a->given_istds) {
-        for (int64_t r = 0; r < TL_BUNDLE; r++) { /* the last row stands for those that are missing */
-            const int64_t from = row + (r < rows ? r : rows - 1);
-            mean[r] = a->given_means ? a->given_means[from] : 0.0f;
-            istd[r] = a->given_istds[from];
-        }
-    } else {
-        find_bundle_statistics(a, xhat, c->centred, mean, istd);
-    }
-    TL_BUNDLE_EACH(cols, xhat[i] = tl_normalised(xhat[i], mean[r], istd[r]));
-    for (int64_t k = 0; k < cols; k++)
-        for (int64_t r = 0; r < rows; r += TL_COLUMN_CHAINS) {
-            const float *const gs = g + k * TL_BUNDLE + r, *const xs = xhat + k * TL_BUNDLE + r;
-            const int64_t chains = tl_imin(rows - r, TL_COLUMN_CHAINS);
-            for (int64_t l = 0; l < chains; l++) {
-                ggamma[k * TL_COLUMN_CHAINS + l] += gs[l] * xs[l];
-                gbeta[k * TL_COLUMN_CHAINS + l] += gs[l];
-            }
-        }
-    if (!a->out) return;
-    if (c->centred) {
-        TL_BUNDLE_SUM(sum, cols, g[i] * gamma[k]);
-        TL_BUNDLE_ROWS(mean_a[r] = tl_per_count(sum[r], cols));
-    }
-    TL_BUNDLE_SUM(sum, cols, (g[i] * gamma[k]) * xhat[i]);
-    TL_BUNDLE_ROWS(mean_ax[r] = tl_per_count(sum[r], cols));
-    TL_BUNDLE_EACH(cols, g[i] = tl_norm_grad(g[i] * gamma[k], xhat[i], mean_a[r], mean_ax[r], istd[r]));
-    tl_write_bundle(a->out + row * cols, rows, cols, g);
-}
-
-/* A task is a chunk of short rows. */
-static void short_chunk_task(void *arg, int64_t chunk, TL_UNUSED int32_t worker)
-{
-    const columns_job *c = arg;
-    const int64_t cols = c->rows.cols, from = chunk * TL_COLUMN_CHUNK;
-    const int64_t last = tl_imin(c->rows.rows, from + TL_COLUMN_CHUNK);
-    float ggamma[TL_COLUMN_CHAINS * TL_BUNDLE_COLS] = {0}, gbeta[TL_COLUMN_CHAINS * TL_BUNDLE_COLS] = {0};
-    for (int64_t row = from; row < last; row += TL_BUNDLE)
-        grad_bundle(c, row, tl_imin(last - row, TL_BUNDLE), ggamma, gbeta);
-    for (int64_t k = 0; k < cols; k++) {
-        const float *const u = ggamma + k * TL_COLUMN_CHAINS, *const v = gbeta + k * TL_COLUMN_CHAINS;
-        c->gamma_parts[chunk * cols + k] = (u[0] + u[1]) + (u[2] + u[3]);
-        c->beta_parts[chunk * cols + k] = (v[0] + v[1]) + (v[2] + v[3]);
-    }
 }
 
 /* A task is a chunk of rows of one leaf each. */
@@ -482,9 +352,7 @@ static int32_t run_columns(tl_context *ctx, columns_job c, float *ggamma, float 
     c.gamma_parts = scratch;
     c.beta_parts = c.gamma_parts + chunks * cols;
     c.chains = c.beta_parts + chunks * cols;
-    if (cols > 0 && cols <= TL_BUNDLE_COLS && rows >= TL_BUNDLE_LEAST) {
-        tl_parallel(chunks, short_chunk_task, &c);
-    } else if (fused) {
+    if (fused) {
         tl_parallel(chunks, chunk_task, &c);
     } else if (rows > 0) {
         c.rows.means = c.chains;
@@ -503,7 +371,6 @@ int32_t tl_cpu_layer_norm_bwd(tl_context *ctx, const float *x, const float *gamm
 {
     columns_job c = {.rows = make_job(x, gamma, NULL, rows, cols, eps, gx), .phases = layer_grad_phases, .count = 4};
     c.rows.g = g;
-    c.centred = 1;
     return run_columns(ctx, c, ggamma, gbeta);
 }
 
@@ -520,7 +387,7 @@ static int32_t run_given(tl_context *ctx, columns_job c, const float *g, const f
                          float *ggamma, float *gbeta)
 {
     void *scratch;
-    c.count = 3, c.centred = means != NULL;
+    c.count = 3;
     c.rows.g = g, c.rows.given_means = means, c.rows.given_istds = istds;
     int32_t status = fill_absent(ctx, &c.rows, &scratch);
     if (!status) status = run_columns(ctx, c, ggamma, gbeta);

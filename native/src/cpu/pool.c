@@ -1,4 +1,5 @@
-/* Pooling on the CPU: the lanes of a vector are channels, so that a window needs no neighbours, or outputs where rows are long.
+/* Pooling on the CPU: the lanes of a vector are channels, so that a window needs no neighbours, or outputs where rows are long
+ * and a window has two cells of a row.
  *
  *   unit        LANES channels, and of them a band along one axis: of outputs (forward) or of cells (gradients). What it reads is
  *               turned, a vector for each cell, and the results are turned back
@@ -22,7 +23,7 @@ enum {
     KERNELS = 8, /* that are at least as long as such a band; its neighbours compute the windows across its ends, too */
     UNIT_WORK = 8192, /* cells in windows, LANES channels each, that make a task */
     LOOK = 64,        /* rows between two looks for an interruption */
-    LONG_ROW = 64,    /* outputs of a row, from which on lanes are outputs: forward, of maxima and means */
+    LONG_ROW = 64,    /* outputs of a row, from which on lanes are outputs, where windows are pairs of cells: forward */
     TASK = 65536,     /* cells that make a task there */
 };
 
@@ -285,46 +286,16 @@ static void forward_task(void *arg, int64_t task, int32_t worker)
     }
 }
 
-/* n windows of a row of cells x, `stride` apart, pass over their outputs. */
-INLINE void pass_windows(const int is_max, const int64_t kernel, const int64_t stride, const float *restrict x,
-                         int64_t n, float *restrict out)
+/* A row of cells, two of each window side by side, passes over its outputs. */
+INLINE void pass_pairs(const int is_max, const float *restrict x, int64_t n, float *restrict out)
 {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; i++) {
-        float a = out[i];
-#pragma GCC unroll 4
-        for (int64_t j = 0; j < kernel; j++)
-            a = is_max ? tl_max(a, x[i * stride + j]) : a + x[i * stride + j];
-        out[i] = a;
-    }
-}
-
-/* The same of a whole row: windows that padding cuts are passed one by one. */
-INLINE void pass_long_row(const int is_max, const pool_shape *v, const float *x, float *out)
-{
-    const int64_t k = v->k[v->lead], s = v->s[v->lead], p = v->p[v->lead], room = v->n[v->lead] + p - k;
-    const int64_t from = tl_imin(tl_ceil_div(p, s), v->o[v->lead]);
-    const int64_t to = room < 0 ? from : tl_imax(tl_imin(room / s + 1, v->o[v->lead]), from), n = to - from;
-    const float *first = n > 0 ? x + (from * s - p) : x;
-    if (k == 2 && s == 2)
-        pass_windows(is_max, 2, 2, first, n, out + from);
-    else if (k == 3 && s == 2)
-        pass_windows(is_max, 3, 2, first, n, out + from);
-    else if (k == 3 && s == 1)
-        pass_windows(is_max, 3, 1, first, n, out + from);
-    else
-        for (int64_t j = 0; j < k; j++)
-            pass_windows(is_max, 1, s, first + j, n, out + from);
-    for (int64_t o = 0, low, high; o < v->o[v->lead]; o++) {
-        if (o == from) o = to;
-        if (o == v->o[v->lead]) break;
-        window_of(v, v->lead, o, &low, &high);
-        pass_windows(is_max, high - low, 1, x + low, 1, out + o);
-    }
+    for (int64_t i = 0; i < n; i++)
+        out[i] = is_max ? tl_max(tl_max(out[i], x[2 * i]), x[2 * i + 1]) : (out[i] + x[2 * i]) + x[2 * i + 1];
 }
 
 /* Units are rows of outputs. */
-static void long_rows_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+static void pairs_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
     const pool_call *f = arg;
     const pool_shape *v = &f->v;
@@ -343,9 +314,9 @@ static void long_rows_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
         if (r.rows > 0) do {
                 const float *x = f->x + rest * v->plane + offset(v, c);
                 if (is_max)
-                    pass_long_row(1, v, x, out);
+                    pass_pairs(1, x, width, out);
                 else
-                    pass_long_row(0, v, x, out);
+                    pass_pairs(0, x, width, out);
             } while (next(c, r.low, r.high, v->lead) && !(c[v->lead - 1] % LOOK == 0 && tl_interrupted()));
         for (int64_t i = 0; !is_max && i < width; i++)
             out[i] = tl_per_count(out[i], v->kernel);
@@ -468,10 +439,11 @@ static int32_t run(tl_context *ctx, pool_call f)
     const int64_t n = v->n[v->cut], k = v->k[v->cut], s = v->s[v->cut], o = v->o[v->cut], step = v->step[v->cut];
     const int64_t row_windows = v->windows / o;
     int64_t outputs;
-    if (!f.g && f.kind != POOL_SMOOTH && v->o[v->lead] >= LONG_ROW) {
+    const int pairs = v->k[v->lead] == 2 && v->s[v->lead] == 2 && v->p[v->lead] == 0;
+    if (!f.g && f.kind != POOL_SMOOTH && pairs && v->o[v->lead] >= LONG_ROW) {
         f.units = v->channels * (v->windows / v->o[v->lead]);
         f.per_task = tl_imax(1, TASK / (v->o[v->lead] * tl_imin(v->kernel, v->plane)));
-        tl_parallel(tl_ceil_div(f.units, f.per_task), long_rows_task, &f);
+        tl_parallel(tl_ceil_div(f.units, f.per_task), pairs_task, &f);
         return TORCHLEAN_OK;
     }
     if (f.g) {

@@ -2,7 +2,7 @@
  *
  * The dense side is cut into tasks by its length alone. A task finds the run (the last merged axis) that it starts in and
  * counts from there on as an odometer does, so that short runs cost no division. A padded array is cut by the length of the
- * result, and a task writes each element of its part once, copies and padding. */
+ * result: a task fills its part, which stays in the cache, and writes the copies over it. */
 #include <string.h>
 
 #include "core/threads.h"
@@ -12,11 +12,7 @@
 #include "formula/strided.h"
 #include "generated/shape.h"
 
-enum {
-    TASK = 32768, /* the most elements of a task */
-    BATCH =
-        4096, /* elements of short padded rows that are copied before what lies between them is filled: 16 KiB, in the L1 cache */
-};
+enum { TASK = 32768 }; /* the most elements of a task */
 
 typedef struct copy {
     tl_strided s;
@@ -103,37 +99,8 @@ typedef struct padding {
     float *y, value;
     int32_t outer; /* axes before the last two */
     int64_t size[TL_STRIDED_RANK + 1], part[TL_STRIDED_RANK + 1], start[TL_STRIDED_RANK + 1], step[TL_STRIDED_RANK + 1];
-    int64_t first;   /* place of element (0, 0) in its matrix */
     int64_t n, span; /* elements of the result, and of a task */
 } padding;
-
-/* Whole vectors, of which the last may overlap the one before: what is filled is short more often than not. */
-static inline void fill(float *y, float value, int64_t n)
-{
-    if (n >= 8) {
-        const tl_floats8 v = {value, value, value, value, value, value, value, value};
-        for (int64_t i = 0; i < n - 8; i += 8)
-            *(tl_floats8 *)(y + i) = v;
-        *(tl_floats8 *)(y + n - 8) = v;
-    } else if (n >= 4) {
-        const tl_floats4 v = {value, value, value, value};
-        *(tl_floats4 *)y = *(tl_floats4 *)(y + n - 4) = v;
-    } else {
-        if (n > 0) y[0] = value;
-        if (n > 1) y[1] = y[n - 1] = value;
-    }
-}
-
-/* `count` gaps of n elements, y_step apart. */
-static inline void fill_gaps(float *y, int64_t y_step, float value, int64_t n, int64_t count)
-{
-    if (n == 2)
-        for (int64_t i = 0; i < count; i++, y += y_step)
-            y[0] = y[1] = value;
-    else
-        for (int64_t i = 0; n > 0 && i < count; i++, y += y_step)
-            fill(y, value, n);
-}
 
 /* The j < part for which lo <= start + j * step < hi are *first .. *end - 1. */
 static void find_indices(int64_t start, int64_t step, int64_t part, int64_t lo, int64_t hi, int64_t *first,
@@ -167,44 +134,17 @@ static const float *find_matrix(const padding *p, int64_t index)
     return p->x + place;
 }
 
-/* Elements from .. to - 1 of a matrix whose rows and columns lie side by side in the result. What is before a row, from *done on, is
- * filled with it, up to the last row: between rows lies what is right of one and left of the next. */
-static void pad_dense(const padding *p, float *y, const float *x, int64_t from, int64_t to, float **done)
-{
-    const int64_t width = p->size[p->outer + 1], n = p->part[p->outer + 1], part = p->part[p->outer], first = p->first;
-    const int64_t last = first + (part - 1) * width + n; /* the end of the last row */
-    for (int64_t i = from >= first + n ? (from - first - n) / width + 1 : 0, rows; i < part; i += rows) {
-        const int64_t run = first + i * width, a = tl_imax(run, from), b = tl_imin(run + n, to);
-        if (run >= to) break;
-        fill(*done, p->value, y + a - *done);
-        if (b - a == n) {
-            rows = last <= to ? part - i : (to - run - n) / width + 1;
-            if (rows * width > BATCH) rows = tl_imax(BATCH / width, 1);
-            tl_copy_runs(y + run, width, x + i * n, n, n, rows);
-            fill_gaps(y + run + n, width, p->value, width - n, rows - 1);
-            *done = y + run + (rows - 1) * width + n;
-        } else {
-            rows = 1;
-            memcpy(y + a, x + i * n + (a - run), (size_t)(b - a) * sizeof(float));
-            *done = y + b;
-        }
-    }
-}
-
-/* The same for any steps, over the padding. */
-static void pad_strided(const padding *p, float *y, const float *x, int64_t from, int64_t to, float **done)
+/* Elements from .. to - 1 of a matrix: padding, and over it what the input has of them. */
+static void pad_matrix(const padding *p, float *y, const float *x, int64_t from, int64_t to)
 {
     const int32_t h = p->outer, w = h + 1;
-    const int64_t width = p->size[w];
+    const int64_t width = p->size[w], step = p->step[w];
     int64_t i, rows, j, cols;
-    fill(*done, p->value, y + to - *done);
-    *done = y + to;
     find_indices(p->start[h], p->step[h], p->part[h], from / width, tl_ceil_div(to, width), &i, &rows);
     for (; i < rows; i++) {
         const int64_t row = (p->start[h] + i * p->step[h]) * width;
-        find_indices(p->start[w], p->step[w], p->part[w], from - row, to - row, &j, &cols);
-        for (; j < cols; j++)
-            y[row + p->start[w] + j * p->step[w]] = x[i * p->part[w] + j];
+        find_indices(p->start[w], step, p->part[w], from - row, to - row, &j, &cols);
+        if (j < cols) copy_run(y + row + p->start[w] + j * step, step, x + i * p->part[w] + j, 1, cols - j);
     }
 }
 
@@ -213,15 +153,12 @@ static void pad_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const padding *p = arg;
     const int64_t matrix = p->size[p->outer] * p->size[p->outer + 1];
     const int64_t begin = task * p->span, end = tl_imin(begin + p->span, p->n);
-    const int dense = p->step[p->outer] == 1 && p->step[p->outer + 1] == 1;
-    float *done = p->y + begin;
+    for (int64_t i = begin; i < end; i++)
+        p->y[i] = p->value;
     for (int64_t index = begin / matrix, at = index * matrix; at < end; index++, at += matrix) {
         const float *x = find_matrix(p, index);
-        if (x)
-            (dense ? pad_dense : pad_strided)(p, p->y + at, x, tl_imax(begin - at, 0), tl_imin(matrix, end - at),
-                                              &done);
+        if (x) pad_matrix(p, p->y + at, x, tl_imax(begin - at, 0), tl_imin(matrix, end - at));
     }
-    fill(done, p->value, p->y + end - done);
 }
 
 int32_t tl_cpu_pad_axes(TL_UNUSED tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
@@ -247,7 +184,6 @@ int32_t tl_cpu_pad_axes(TL_UNUSED tl_context *ctx, const float *x, const tl_dims
         count = 2;
     }
     p.outer = count - 2;
-    p.first = p.start[p.outer] * p.size[p.outer + 1] + p.start[p.outer + 1];
     p.span = tl_even_span(p.n, TASK);
     tl_parallel(tl_ceil_div(p.n, p.span), pad_task, &p);
     return TORCHLEAN_OK;

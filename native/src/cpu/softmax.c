@@ -1,5 +1,5 @@
-/* Softmax and log-softmax on the CPU, and their gradients, in the phases of softmax_phases.h; short rows in bundles. Large results of
- * long rows are written past the cache. */
+/* Softmax and log-softmax on the CPU, and their gradients, in the phases of softmax_phases.h; forward, short rows in bundles. Large
+ * results of long rows are written past the cache. */
 #include "cpu/softmax_phases.h"
 #include "generated/softmax.h"
 
@@ -37,37 +37,28 @@ TL_LEAF(log_softmax_leaf)
     TL_WRITE_WITH(a->stream, a->base.out + p->at, p->n, TL_FETCH_AHEAD(a->far, next), (x[i] - m) - ln);
 }
 
-/* Fetches the bundle behind the one at element `at`: its rows are read side by side, an order that no processor foresees. */
-static inline void fetch_bundle(const job *a, int64_t at)
+/* Short rows side by side. The bundle behind them is fetched: its rows are read in an order that no processor foresees. */
+static inline __attribute__((always_inline)) void write_bundle(const job *a, int64_t row, int64_t rows, int logarithm)
 {
-    for (int64_t i = 0; a->far && i < TL_BUNDLE * a->cols; i += TL_LINE)
-        __builtin_prefetch(a->base.x + at + TL_BUNDLE * a->cols + i, 0, 3);
-}
-
-static void softmax_bundle(const void *arg, int64_t row, int64_t rows)
-{
-    const job *a = arg;
-    const int64_t cols = tl_short(a->cols), at = row * cols;
-    tl_bundle e;
-    fetch_bundle(a, at);
-    tl_bundle_softmax(a->base.x + at, rows, cols, e);
-    tl_write_bundle(a->base.out + at, rows, cols, e);
-}
-
-static void log_softmax_bundle(const void *arg, int64_t row, int64_t rows)
-{
-    const job *a = arg;
     const int64_t cols = tl_short(a->cols), at = row * cols;
     tl_bundle x;
     tl_bundle_stat max, sum;
-    fetch_bundle(a, at);
-    tl_read_bundle(a->base.x + at, rows, cols, x);
-    tl_bundle_max(x, cols, max);
-    tl_bundle_exponential_sum(x, cols, max, sum);
-    TL_BUNDLE_ROWS(sum[r] = tl_log(sum[r]));
-    TL_BUNDLE_EACH(cols, x[i] = (x[i] - max[r]) - sum[r]);
+    for (int64_t i = 0; a->far && i < TL_BUNDLE * a->cols; i += TL_LINE)
+        __builtin_prefetch(a->base.x + at + TL_BUNDLE * a->cols + i, 0, 3);
+    if (logarithm) {
+        tl_read_bundle(a->base.x + at, rows, cols, x);
+        tl_bundle_max(x, cols, max);
+        tl_bundle_exponential_sum(x, cols, max, sum);
+        TL_BUNDLE_ROWS(sum[r] = tl_log(sum[r]));
+        TL_BUNDLE_EACH(cols, x[i] = (x[i] - max[r]) - sum[r]);
+    } else {
+        tl_bundle_softmax(a->base.x + at, rows, cols, x);
+    }
     tl_write_bundle(a->base.out + at, rows, cols, x);
 }
+
+static void softmax_bundle(const void *arg, int64_t row, int64_t rows) { write_bundle(arg, row, rows, 0); }
+static void log_softmax_bundle(const void *arg, int64_t row, int64_t rows) { write_bundle(arg, row, rows, 1); }
 
 int32_t tl_cpu_softmax(tl_context *ctx, const float *x, int64_t rows, int64_t cols, float *out)
 {
@@ -121,30 +112,14 @@ TL_LEAF(log_softmax_grad_leaf)
                   tl_log_softmax_grad(y[i], g[i], s));
 }
 
-static inline __attribute__((always_inline)) void grad_bundle(const job *a, int64_t row, int64_t rows, int logarithm)
-{
-    const int64_t cols = tl_short(a->cols), at = row * cols;
-    tl_bundle y, g;
-    tl_bundle_stat sum;
-    tl_read_bundle(a->base.x + at, rows, cols, y);
-    tl_read_bundle(a->g + at, rows, cols, g);
-    TL_BUNDLE_SUM(sum, cols, logarithm ? g[i] : g[i] * y[i]);
-    TL_BUNDLE_EACH(cols,
-                   y[i] = logarithm ? tl_log_softmax_grad(y[i], g[i], sum[r]) : tl_softmax_grad(y[i], g[i], sum[r]));
-    tl_write_bundle(a->base.out + at, rows, cols, y);
-}
-
-static void softmax_grad_bundle(const void *arg, int64_t row, int64_t rows) { grad_bundle(arg, row, rows, 0); }
-static void log_softmax_grad_bundle(const void *arg, int64_t row, int64_t rows) { grad_bundle(arg, row, rows, 1); }
-
 int32_t tl_cpu_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols, float *gx)
 {
     static const tl_row_phase phases[] = {{products_leaf, sum_row}, {softmax_grad_leaf, NULL}};
-    return run(ctx, phases, 2, softmax_grad_bundle, out, g, rows, cols, gx);
+    return run(ctx, phases, 2, NULL, out, g, rows, cols, gx);
 }
 
 int32_t tl_cpu_log_softmax_bwd(tl_context *ctx, const float *out, const float *g, int64_t rows, int64_t cols, float *gx)
 {
     static const tl_row_phase phases[] = {{cotangent_leaf, sum_row}, {log_softmax_grad_leaf, NULL}};
-    return run(ctx, phases, 2, log_softmax_grad_bundle, out, g, rows, cols, gx);
+    return run(ctx, phases, 2, NULL, out, g, rows, cols, gx);
 }

@@ -87,7 +87,7 @@ struct mean_loss : entropy {
     __device__ float labelled(int64_t row) const { return labels[row] < cols ? x[row * cols + labels[row]] : TL_NAN; }
     __device__ void put(int64_t row, float at_label, float m, float sum, float) const
     {
-        out[row] = tl_cross_entropy_row(at_label, m, sum);
+        out[row] = tl_cross_entropy_row(at_label, m, tl_log(sum));
     }
     __device__ void begin_grad(int64_t row) { label = labels[row], factor = tl_per_count(g[0], rows); }
     __device__ float grad(float y, int64_t column) const { return tl_cross_entropy_grad(y, column == label, factor); }

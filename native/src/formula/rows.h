@@ -31,11 +31,11 @@ TL_HD float tl_log_softmax_grad(float y, float g, float s) { return fmaf(-tl_exp
 
 /* The loss ln s - (x - m), scaled, of a row whose exponentials sum to s, with the labelled element x and the maximum m. It is 0
  * or above 2^-24, so neither the scale nor a sum of scaled losses costs a bit. A difference that overflows is taken scaled. */
-TL_HD float tl_cross_entropy_row(float x, float m, float s)
+TL_HD float tl_cross_entropy_row(float x, float m, float log_s)
 {
     float at = x - m;
-    float near = (tl_log(s) - at) * TL_SUM_SCALE;
-    float far = tl_log(s) * TL_SUM_SCALE - (x * TL_SUM_SCALE - m * TL_SUM_SCALE);
+    float near = (log_s - at) * TL_SUM_SCALE;
+    float far = log_s * TL_SUM_SCALE - (x * TL_SUM_SCALE - m * TL_SUM_SCALE);
     return at == -TL_INF ? far : near;
 }
 

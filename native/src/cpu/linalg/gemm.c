@@ -5,7 +5,7 @@
  *             for another and any number of workers gives the same bits.
  *   for k0    blocks of KC = 256: the rows of A are packed into panels of MR rows, a block that stays in L2
  *   for j0    strips of NR columns: the strip of B is packed (KC·NR elements, 32 KiB, in L1) and used at once for
- *             every panel; between panels a share of the next strip is packed
+ *             every panel
  *   for i0    panels of MR rows: the micro-kernel
  *   for k     MR·NR sums in registers; a step loads two vectors of B and broadcasts MR elements of A
  *
@@ -238,29 +238,6 @@ static void row_times_transpose(const job_t *job, const float *a, const float *b
     }
 }
 
-/* Packs share q of `shares` of a whole strip of B and prefetches the next share. The hardware does not see it coming:
- * a row of the strip is two lines long, or there are NR rows of a few lines each. Prefetching more than a share ahead
- * fails when the rows are a large power of two apart: they then compete for a few sets of L2. */
-INLINE void pack_share(const job_t *job, float *strip, const float *from, int64_t kc, int64_t q, int64_t shares)
-{
-    enum { LINE = 64 / sizeof(float) };
-    int64_t edge[3];
-    for (int64_t e = 0; e < 3; e++)
-        edge[e] = q + e < shares ? kc * (q + e) / shares / LINE * LINE : kc;
-    if (edge[0] < edge[1])
-        tl_gemm_pack_f32(strip + edge[0] * NR, NR, NR, edge[1] - edge[0], from + edge[0] * job->g.rsb, job->g.csb,
-                         job->g.rsb);
-    if (job->g.csb == 1) {
-        for (int64_t k = edge[1]; k < edge[2]; k++)
-            for (int64_t l = 0; l < NR; l += LINE)
-                __builtin_prefetch(from + k * job->g.rsb + l, 0, 2);
-    } else {
-        for (int64_t k = edge[1]; k < edge[2]; k += LINE)
-            for (int64_t l = 0; l < NR; l++)
-                __builtin_prefetch(from + l * job->g.csb + k, 0, 2);
-    }
-}
-
 static void add_bias(const job_t *job, float *c, const float *bias, int64_t rows, int64_t columns)
 {
     for (int64_t i = 0; i < rows; i++) {
@@ -295,11 +272,11 @@ INLINE void multiply_panel(const job_t *job, int64_t kc, const float *panel, con
     if (bias) add_bias(job, c, bias, h, w);
 }
 
-/* A tile of C at most TILE_ROWS high, over all of n >= 1; a_block and two strips of B (strip, spare) are this worker's. Each strip meets
+/* A tile of C at most TILE_ROWS high, over all of n >= 1; a_block and a strip of B are this worker's. Each strip meets
  * all panels; where B is read in place each panel meets all strips, so that rows of C are written from end to end. A bias is added to
  * what has just been stored. */
 static void multiply_tile(const job_t *job, const float *a, const float *b, float *c, const float *bias, int64_t rows,
-                          int64_t columns, float *a_block, float *strip, float *spare)
+                          int64_t columns, float *a_block, float *strip)
 {
     const int64_t panels = tl_ceil_div(rows, MR), height = rows / panels, taller = rows % panels;
     const int64_t strips = tl_ceil_div(columns, NR), rest = columns % NR == LANES ? 0 : columns % NR,
@@ -307,7 +284,6 @@ static void multiply_tile(const job_t *job, const float *a, const float *b, floa
     for (int64_t k0 = 0; k0 < job->g.n && !(k0 && tl_interrupted()); k0 += KC) {
         const int64_t kc = tl_imin(job->g.n - k0, KC);
         const float *const last_bias = k0 + kc == job->g.n ? bias : NULL, *const from = b + k0 * job->g.rsb;
-        int ready = 0; /* the strip was packed during the one before it */
         for (int64_t q = 0; q < panels; q++) {
             const int64_t i = q * height + tl_imin(q, taller), h = height + (q < taller);
             tl_gemm_pack_f32(a_block + i * kc, h, h, kc, a + i * job->g.rsa + k0 * job->g.csa, job->g.rsa, job->g.csa);
@@ -319,19 +295,11 @@ static void multiply_tile(const job_t *job, const float *a, const float *b, floa
             const int64_t w = tl_imin(columns - j, NR), wide = w > LANES ? NR : LANES;
             const int64_t i = q * height + tl_imin(q, taller), h = height + (q < taller);
             const int in_place = job->direct && w == wide;
-            if (!job->direct && q == 0) {
-                if (!ready) tl_gemm_pack_f32(strip, wide, w, kc, from + j * job->g.csb, job->g.csb, job->g.rsb);
-                ready = columns - j >= 2 * NR;
-            }
-            if (ready) pack_share(job, spare, from + (j + NR) * job->g.csb, kc, q, panels);
+            if (!job->direct && q == 0)
+                tl_gemm_pack_f32(strip, wide, w, kc, from + j * job->g.csb, job->g.csb, job->g.rsb);
             multiply_panel(job, kc, a_block + i * kc, in_place ? from + j : strip, in_place ? job->g.rsb : wide,
                            c + i * job->g.rsc + j * job->g.csc, h, w, k0 > 0,
                            last_bias ? last_bias + i * job->g.bias_rows + j * job->g.bias_columns : NULL);
-            if (ready && q == panels - 1) {
-                float *used = strip;
-                strip = spare;
-                spare = used;
-            }
         }
     }
 }
@@ -366,7 +334,7 @@ static void task(void *arg, int64_t t, int32_t worker)
         else if (rows == 1 && job->g.rsb == 1)
             row_times_transpose(job, a, b, c, columns);
         else if (job->g.n > 0) {
-            multiply_tile(job, a, b, c, bias, rows, columns, a_block, strip, strip + job->strip_elements);
+            multiply_tile(job, a, b, c, bias, rows, columns, a_block, strip);
             continue;
         }
         for (int64_t e = 0; job->g.n == 0 && e < rows * columns; e++)
@@ -410,7 +378,7 @@ static int32_t product(tl_context *ctx, const tl_gemm_args *g, const float *A, c
     job.direct = job.g.csb == 1 && (cells <= DIRECT_CELLS || (rows <= MR && cells <= DIRECT_CELLS_ONE_PANEL));
     job.a_elements = tl_ceil_div(rows * kc + LANES, 64) * 64;
     job.strip_elements = tl_ceil_div(NR * kc + LANES, 64) * 64;
-    job.worker_elements = job.a_elements + 2 * job.strip_elements;
+    job.worker_elements = job.a_elements + job.strip_elements;
     enum { ON_STACK = 15360 / sizeof(float) };
     if (tasks == 1 && job.worker_elements <= ON_STACK) {
         _Alignas(64) float blocks[ON_STACK];
