@@ -140,8 +140,8 @@ TL_HD bool tl_prefer_mma(tl_product_shape x, tl_product_device device)
            2 * tiles >= device.sms && tiles < INT32_MAX && tl_product_fills(x, tiles, TL_MMA_SIDE, TL_MMA_SIDE, 2);
 }
 
-/* Chains, which share the terms of few results among all multiprocessors, end sooner than wgmma.cu, which is slower with A
- * transposed, where its tiles leave a quarter of them idle. */
+/* With A transposed wgmma.cu is slower. Where its tiles leave a quarter of the multiprocessors idle, chains end sooner, which
+ * share out the terms of few results. */
 TL_HD bool tl_chains_end_sooner(tl_product_shape x, tl_product_device device)
 {
     return device.double_tensor && x.ta && 4 * tl_product_tiles(x, TL_WGMMA_ROWS, TL_WGMMA_NARROW) < 3 * device.sms;
