@@ -294,15 +294,6 @@ def test_what_pytorch_computes_of_complex_numbers_is_named() -> None:
         assert report.left == (name,)
 
 
-def test_masks_are_drawn_here() -> None:
-    masks = []
-    for dtype in (torch.float32, torch.bool, torch.int64):
-        torch.manual_seed(7)
-        with mode.reproducible(strict=True):
-            masks.append(torch.empty(50, dtype=dtype).bernoulli_(0.5))
-    assert torch.equal(masks[0], masks[1].float()) and torch.equal(masks[0], masks[2].float())
-
-
 REFUSED: dict[str, Any] = {
     "an input larger than a product": lambda x: torch.addmm(torch.ones(2, 4, 4), x, x),
     "an input larger than a batch": lambda x: torch.baddbmm(torch.ones(2, 4, 4), x[None], x[None]),

@@ -107,3 +107,89 @@ def test_the_ends_of_draws(dtype: Any) -> None:
     torch.manual_seed(1)
     with mode.reproducible(strict=True):
         assert torch.empty(2**25, dtype=dtype).exponential_().min() > 0
+
+
+def test_masks_are_drawn_here() -> None:
+    masks = []
+    for dtype in (torch.float32, torch.bool, torch.int64):
+        torch.manual_seed(7)
+        with mode.reproducible(strict=True):
+            masks.append(torch.empty(50, dtype=dtype).bernoulli_(0.5))
+    assert torch.equal(masks[0], masks[1].float()) and torch.equal(masks[0], masks[2].float())
+
+
+#: draws with a generator of their own
+GENERATED: dict[str, Any] = {
+    "multinomial": lambda g: torch.ones(2, 30).multinomial(5, generator=g),
+    "multinomial with replacement": lambda g: torch.ones(2, 30).multinomial(5, True, generator=g),
+    "rand": lambda g: torch.rand(9, generator=g), "randn": lambda g: torch.randn(9, generator=g),
+    "randperm": lambda g: torch.randperm(30, generator=g), "randint": lambda g: torch.randint(99, (9,), generator=g),
+    "bernoulli": lambda g: torch.full((60,), 0.5).bernoulli(generator=g),
+    "bernoulli by a number": lambda g: torch.ones(60).bernoulli_(0.5, generator=g),
+    "normal": lambda g: torch.normal(torch.zeros(9), torch.ones(9), generator=g),
+    "normal of a number": lambda g: torch.normal(0.0, torch.ones(9), generator=g),
+    "poisson": lambda g: torch.poisson(torch.full((9,), 50.0), generator=g),
+    **{name: lambda g, name=name: getattr(torch.empty(30), name)(generator=g)
+       for name in ("uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "random_")},
+    "geometric_": lambda g: torch.empty(60).geometric_(0.1, generator=g),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GENERATED)
+def test_a_generator_that_is_given_draws(case: str) -> None:
+    """It alone determines the numbers, and it alone moves on."""
+    with mode.reproducible():
+        found = []
+        for seed, default in ((3, 1), (3, 2), (4, 2)):
+            torch.manual_seed(default)
+            state, generator = torch.get_rng_state(), torch.Generator().manual_seed(seed)
+            found.append((GENERATED[case](generator), GENERATED[case](generator)))
+            assert torch.equal(torch.get_rng_state(), state)
+    (first, later), again, (other, _) = found
+    assert torch.equal(first, again[0]) and torch.equal(later, again[1])
+    assert not torch.equal(first, later) and not torch.equal(first, other)
+
+
+def test_draws_are_determined_and_seeded() -> None:
+    def draw() -> list[Any]:
+        torch.manual_seed(3)
+        p = torch.tensor([[0.0, 1.0, 3.0, 0.0], [1.0, 1.0, 0.0, 0.0]])
+        return [
+            torch.randperm(1000), torch.randint(7, (5000,)), torch.randint(-3, 2, (500,), dtype=torch.int8),
+            torch.empty(500).random_(), torch.empty(500, dtype=torch.uint8).random_(),
+            torch.empty(500, dtype=torch.bool).random_(),
+            torch.empty(500, dtype=torch.long).random_(-(2**63), None), torch.rand(500), torch.randn(500),
+            p.multinomial(4000, replacement=True), p.multinomial(2), p.bfloat16().multinomial(1),
+            torch.normal(torch.zeros(500), torch.ones(500)), torch.empty(500).log_normal_(), torch.empty(5000).geometric_(0.25),
+        ]  # fmt: skip
+
+    with mode.reproducible(strict=True) as report:
+        first, second = draw(), draw()
+    assert report.left == () and {"randperm", "random_", "multinomial"} <= set(report.here)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert first[0].sort()[0].tolist() == list(range(1000)) and first[0].tolist() != list(range(1000))
+    # five deviations of the binomial
+    assert all(abs(int((first[1] == k).sum()) - 5000 / 7) < 5 * (5000 * 6 / 49) ** 0.5 for k in range(7))
+    assert sorted(set(first[2].tolist())) == [-3, -2, -1, 0, 1] and set(first[5].tolist()) == {False, True}
+    assert first[3].max() <= 2**24 and first[3].max() > 2**23 and first[6].min() < 0 < first[6].max()
+    assert set(first[9][0].tolist()) == {1, 2} and set(first[9][1].tolist()) == {0, 1}
+    assert abs(int((first[9][0] == 2).sum()) - 3000) < 5 * (4000 * 3 / 16) ** 0.5
+    assert {frozenset(r) for r in first[10].tolist()} == {frozenset({1, 2}), frozenset({0, 1})}
+    assert abs(first[14].mean() - 4) < 5 * (12 / 5000) ** 0.5 and first[14].min() == 1
+
+
+def test_the_random_words_are_the_librarys_rule() -> None:
+    """mix(mix(key) + i), as the contract has it, of the key that PyTorch's generator draws."""
+
+    def mix(z: int) -> int:
+        z = (z + 0x9E3779B97F4A7C15) % 2**64
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        return z ^ z >> 31
+
+    torch.manual_seed(8)
+    with mode.reproducible(strict=True):
+        found = torch.empty(9, dtype=torch.long).random_(-(2**63), None)
+    torch.manual_seed(8)
+    key = int(torch.empty(1, dtype=torch.long).random_(-(2**63), None)) % 2**64
+    assert [(w + 2**63) % 2**64 for w in found.tolist()] == [mix((mix(key) + i) % 2**64) for i in range(9)]

@@ -146,7 +146,7 @@ static inline double tl_attention_products_seconds(const struct tl_attention_sha
                           (2.0 * terms / (aligned ? 6e13 : 3.5e13) + bytes / 3.5e12);
 }
 
-/* Products must be clearly faster. Where chains are fast that takes wide rows. */
+/* Products must be clearly faster. Where chains are fast, those of wide rows alone are. */
 static inline int tl_attention_prefers_products(const struct tl_attention_shape *x,
                                                 const struct tl_attention_device *on, int backward)
 {
