@@ -172,5 +172,6 @@ def load() -> Any:
     found.tlrt_torch_text.restype = ctypes.c_uint64
     found.tlrt_torch_forget.argtypes = [ctypes.c_void_p]
     found.tlrt_torch_note.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int64]
-    found.tlrt_torch_determined.argtypes = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_uint64]
+    for function in (found.tlrt_torch_determined, found.tlrt_torch_writing):
+        function.argtypes = [ctypes.POINTER(ctypes.c_char_p), ctypes.c_uint64]
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -140,40 +141,6 @@ def _listed(values: Any) -> Any:
     return values if isinstance(values, (list, tuple)) else (values,)
 
 
-def _is_real(x: Any) -> bool:
-    return bool(x.is_floating_point() or x.is_complex())
-
-
-def _writing(operator: Any, twin: Any) -> Callable[..., Any]:
-    """The kernel of an operator that writes into a given tensor, by its twin that makes a new one. PyTorch runs
-    before: it resizes the target, and refuses one of another type or device, or one that lies over an operand."""
-    outs = [a.name for a in operator._schema.arguments if a.is_out]
-    draws = torch.Tag.nondeterministic_seeded in operator.tags
-    has_type = any(a.name == "dtype" for a in operator._schema.arguments)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        tensors = list(tensors_of((*args, *kwargs.values())))
-        if _is_foreign(tensors):
-            return original(operator, args, kwargs)
-        targets = [kwargs[n] for n in outs] or [args[0]]
-        given = {n: v for n, v in kwargs.items() if n not in outs}
-        if outs and has_type and given.get("dtype") is None and not _is_real(targets[0]):
-            given["dtype"] = targets[0].dtype  # a sum into integers is one of integers
-        with _without_autocast():
-            found = _listed(twin(*args, **given))
-        if (outs and not draws) or not targets[0].is_floating_point():
-            lent = {x.data_ptr() for x in tensors}
-            found = [x.clone() if x.data_ptr() in lent else x for x in found]
-            original(operator, args, kwargs)
-        for target, made in zip(targets, found, strict=True):
-            if outs and target.shape != made.shape:
-                target.resize_(made.shape)
-            target.copy_(made)
-        return targets[0] if len(targets) == 1 else tuple(targets)
-
-    return kernel
-
-
 def _full_name(operator: Any) -> str:
     return str(operator._schema.name) + (f".{operator._overloadname}" if operator._overloadname != "default" else "")
 
@@ -215,9 +182,10 @@ def register_kernels(routed: Sequence[str]) -> None:
         namespace, _, op = name.partition("::")
         library(namespace).impl(op, kernel, KEY)
     packets = [getattr(aten, n) for n in routed if hasattr(aten, n)]
+    writing = dict[str, str]()
     for operator in [*ROUTES, *(getattr(p, o) for p in packets for o in p.overloads())]:
-        if not has_kernel(_full_name(operator)):
-            continue
-        for twin in _twins(operator):
-            if _full_name(twin) in operator_names() and not has_kernel(_full_name(twin)):
-                library().impl(_full_name(twin), _writing(twin, operator), KEY)
+        if has_kernel(_full_name(operator)):
+            names = [n for n in map(_full_name, _twins(operator)) if n in operator_names() and not has_kernel(n)]
+            writing.update(dict.fromkeys(names, _full_name(operator)))
+    encoded = [n.encode() for pair in writing.items() for n in pair]
+    shim.load().tlrt_torch_writing((ctypes.c_char_p * len(encoded))(*encoded), len(writing))
