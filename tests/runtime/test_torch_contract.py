@@ -329,8 +329,9 @@ def test_running_statistics_keep_their_type(dtype: Any, momentum: float | None) 
             torch.testing.assert_close(mine, theirs, msg=label)
 
 
-def test_triangular_systems() -> None:
-    a, b = drawn(1, 2, 5, 5) + 4 * torch.eye(5), drawn(2, 2, 5, 3)
+@pytest.mark.parametrize("n", [5, 16, 37])
+def test_triangular_systems(n: int) -> None:
+    a, b = drawn(1, 2, n, n) + 4 * torch.eye(n), drawn(2, 2, n, 3)
     for upper, unit, left in itertools.product((False, True), repeat=3):
 
         def solve(m: Any, y: Any, upper: bool = upper, unit: bool = unit, left: bool = left) -> Any:
