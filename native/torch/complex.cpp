@@ -193,15 +193,30 @@ at::Tensor joined(const at::Tensor &low, const at::Tensor &high, int64_t n)
     return at::view_as_complex(at::cat({low, high.slice(-2, 1, (n + 1) / 2).flip(-2)}, -2));
 }
 
-/* An axis of complex numbers, by the half spectra A and B of their parts: A + iB, and what it is at the bins -k. */
+/* A + iB of half spectra of real numbers at the bins k, or at -k. Each sum rounds once, on every device alike. */
+void combine(const at::Tensor &a, const at::Tensor &b, bool mirrored, const at::Tensor &into)
+{
+    const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+    const at::Tensor ar = a.select(-1, 0), ai = a.select(-1, 1), br = b.select(-1, 0), bi = b.select(-1, 1);
+    at::Tensor real = into.select(-1, 0), imaginary = into.select(-1, 1);
+    mirrored ? at::add_out(real, ar, bi) : at::sub_out(real, ar, bi);
+    mirrored ? at::sub_out(imaginary, br, ai) : at::add_out(imaginary, ai, br);
+}
+
+/* An axis of complex numbers, by the half spectra of their parts. */
 at::Tensor transformed(const at::Tensor &z, int64_t axis, bool forward)
 {
-    const int64_t n = z.size(axis);
-    const at::Tensor both = spectra(plain(floats(rows(z, axis)).movedim(-1, 0)));
-    const at::Tensor a = both[0], b = both[1];
-    const at::Tensor ar = a.select(-1, 0), ai = a.select(-1, 1), br = b.select(-1, 0), bi = b.select(-1, 1);
-    const at::Tensor here = at::stack({ar.sub(bi), ai.add(br)}, -1), there = at::stack({ar.add(bi), br.sub(ai)}, -1);
-    return back(forward ? joined(here, there, n) : joined(there, here, n), axis);
+    const int64_t n = z.size(axis), half = n / 2 + 1;
+    const at::Tensor both = spectra(plain(floats(z).movedim({axis, -1}, {-1, 0})));
+    const at::Tensor a = both[0], b = both[1], inner_a = a.slice(-2, 1, (n + 1) / 2),
+                     inner_b = b.slice(-2, 1, (n + 1) / 2);
+    std::vector<int64_t> sizes = a.sizes().vec();
+    sizes[sizes.size() - 2] = n;
+    const at::Tensor y = fresh(a, sizes), high = at::empty_like(inner_a);
+    combine(a, b, !forward, y.slice(-2, 0, half));
+    combine(inner_a, inner_b, forward, high);
+    y.slice(-2, half).copy_(high.flip(-2));
+    return back(at::view_as_complex(y), axis);
 }
 
 /* Several axes, one after the other. */
