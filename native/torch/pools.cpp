@@ -87,13 +87,15 @@ at::Tensor averages(const at::Tensor &x, const Geometry &g)
     return y;
 }
 
-at::Tensor averages_backward(const at::Tensor &cotangent, const at::Tensor &x, const Geometry &g)
+at::Tensor averages_backward(const at::Tensor &cotangent, const Geometry &g)
 {
     const at::Tensor from = plain(cotangent);
-    at::Tensor gx = fresh(x, x.sizes());
-    torchlean_context *const context = context_of(x);
+    std::vector<int64_t> sizes = from.sizes().vec();
+    std::copy(g.spatial.begin(), g.spatial.end(), sizes.end() - (int64_t)g.spatial.size());
+    at::Tensor gx = fresh(from, sizes);
+    torchlean_context *const context = context_of(from);
     Buffer out(context, gx);
-    check(torchlean_cuda_buffer_avg_pool_bwd(Buffer(context, from), u32(channels(x, g.out.size())), AXES(g.spatial),
+    check(torchlean_cuda_buffer_avg_pool_bwd(Buffer(context, from), u32(channels(from, g.out.size())), AXES(g.spatial),
                                              AXES(g.kernel), AXES(g.stride), AXES(g.padding), out.out()));
     return gx;
 }
@@ -103,16 +105,15 @@ at::Tensor averages_backward(const at::Tensor &cotangent, const at::Tensor &x, c
 int64_t at_axis(at::IntArrayRef values, size_t i) { return values.size() == 1 ? values[0] : values[i]; }
 
 struct Pool {
-    size_t axes;
-    Geometry plain;
-    std::vector<int64_t> kernel, stride, padding;
-    bool is_plain = true; /* every window counts with its full size */
+    Geometry library;
+    std::vector<int64_t> behind; /* zeros behind each axis that the last windows reach in ceil mode */
+    bool in_part = false;        /* some windows count with a part of their size */
     bool count_padding;
-    std::optional<int64_t> divisor;
+    double factor = 1; /* of all averages, where the divisor is given */
 
     Pool(size_t axes, const at::Tensor &x, at::IntArrayRef k, at::IntArrayRef s, at::IntArrayRef p, bool ceil,
          bool count, std::optional<int64_t> by)
-        : axes(axes), count_padding(count), divisor(by)
+        : count_padding(count)
     {
         TORCH_CHECK(x.dim() == (int64_t)axes + 1 || x.dim() == (int64_t)axes + 2,
                     message("avg_pool: Expected ", axes + 1, "D or ", axes + 2,
@@ -120,8 +121,8 @@ struct Pool {
         for (const at::IntArrayRef list : {k, s, p})
             TORCH_CHECK(list.size() == 1 || list.size() == axes || (list.empty() && list.data() == s.data()),
                         "avg_pool: kernel_size, stride and padding must be one int or one for each axis");
-        TORCH_CHECK(!divisor || *divisor != 0, "divisor must be not zero");
-        is_plain = !divisor;
+        TORCH_CHECK(!by || *by != 0, "divisor must be not zero");
+        if (by) factor /= (double)*by;
         for (size_t i = 0; i < axes; i++) {
             const int64_t n = x.size(x.dim() - (int64_t)axes + (int64_t)i), size = at_axis(k, i), pad = at_axis(p, i);
             const int64_t step = s.empty() ? size : at_axis(s, i);
@@ -133,42 +134,46 @@ struct Pool {
             if (ceil && (out - 1) * step >= n + pad) out--;
             TORCH_CHECK(n + 2 * pad + (ceil ? step - 1 : 0) >= size && out > 0 && n > 0,
                         message("avg_pool: the output of input ", x.sizes(), " is too small"));
-            is_plain = is_plain && (out - 1) * step + size <= n + 2 * pad && (count_padding || pad == 0);
-            kernel.push_back(size), stride.push_back(step), padding.push_back(pad);
-            plain.spatial.push_back(u32(n)), plain.kernel.push_back(u32(size)), plain.stride.push_back(u32(step));
-            plain.padding.push_back(u32(pad)), plain.out.push_back(out);
+            behind.push_back(std::max(INT64_C(0), (out - 1) * step + size - n - 2 * pad));
+            in_part = in_part || (!by && (behind.back() || (pad && !count)));
+            if (by) factor *= (double)size;
+            library.spatial.push_back(u32(n + behind.back())), library.kernel.push_back(u32(size));
+            library.stride.push_back(u32(step)), library.padding.push_back(u32(pad)), library.out.push_back(out);
         }
     }
 
-    int64_t axis(const at::Tensor &x, size_t i) const { return x.dim() - (int64_t)axes + (int64_t)i; }
-    at::Tensor begin(const at::Tensor &x, size_t i) const
+    at::Tensor padded(const at::Tensor &x) const
     {
-        return range(x, plain.out[i]).mul(stride[i]).sub(padding[i]);
+        std::vector<int64_t> zeros;
+        for (size_t i = behind.size(); i-- > 0;)
+            zeros.insert(zeros.end(), {0, behind[i]});
+        return std::all_of(behind.begin(), behind.end(), [](int64_t n) { return n == 0; })
+                   ? x
+                   : at::constant_pad_nd(x, zeros);
     }
-    /* The elements of the windows that stand in x. */
-    Windows of_results(const at::Tensor &x, size_t i) const
+    at::Tensor without_padding(at::Tensor x) const
     {
-        const at::Tensor from = begin(x, i);
-        return {from.clamp_min(0), from.add(kernel[i]).clamp_max(x.size(axis(x, i))), kernel[i]};
-    }
-    /* The windows in which an element of x stands. */
-    Windows of_elements(const at::Tensor &x, size_t i) const
-    {
-        const at::Tensor j = range(x, x.size(axis(x, i))).add(padding[i]);
-        return {floored(j.sub(kernel[i]), stride[i]).add(1).clamp_min(0),
-                floored(j, stride[i]).add(1).clamp_max(plain.out[i]), (kernel[i] + stride[i] - 1) / stride[i]};
-    }
-    at::Tensor divisors(const at::Tensor &x) const
-    {
-        if (divisor) return at::full({}, (double)*divisor, x.options());
-        std::vector<at::Tensor> lengths;
-        for (size_t i = 0; i < axes; i++) {
-            const Windows w = of_results(x, i);
-            const int64_t end = x.size(axis(x, i)) + padding[i];
-            lengths.push_back(count_padding ? begin(x, i).add(kernel[i]).clamp_max(end).sub(begin(x, i))
-                                            : w.last.sub(w.first));
+        for (size_t i = 0; i < behind.size(); i++) {
+            const int64_t axis = x.dim() - (int64_t)(behind.size() - i);
+            x = x.narrow(axis, 0, x.size(axis) - behind[i]);
         }
-        return sizes_of(x, lengths);
+        return x;
+    }
+    /* The share of each window that counts: an average of ones. */
+    at::Tensor shares(const at::Tensor &like) const
+    {
+        Geometry g = library;
+        std::vector<int64_t> counted{1};
+        for (size_t i = 0; i < behind.size(); i++) {
+            const int64_t sides = count_padding ? 2 * (int64_t)g.padding[i] : 0;
+            counted.push_back((int64_t)g.spatial[i] - behind[i] + sides);
+            g.spatial[i] += u32(sides), g.padding[i] -= u32(sides / 2);
+        }
+        return averages(padded(at::ones(counted, like.options())), g).squeeze(0);
+    }
+    at::Tensor scaled(const at::Tensor &y) const
+    {
+        return in_part ? y.div(shares(y)) : factor == 1 ? y : y.mul(factor);
     }
 };
 
@@ -180,11 +185,7 @@ std::optional<at::Tensor> avg_pool(const at::Tensor &x, at::IntArrayRef kernel, 
                                    at::IntArrayRef padding, bool ceil, bool count, std::optional<int64_t> divisor)
 {
     const Pool pool(Rank, x, kernel, stride, padding, ceil, count, divisor);
-    if (pool.is_plain) return formatted(averages(x, pool.plain), x);
-    at::Tensor y = x;
-    for (size_t i = Rank; i-- > 0;)
-        y = sums(y, pool.axis(x, i), pool.of_results(x, i));
-    return formatted(y.div(pool.divisors(x)), x);
+    return formatted(pool.scaled(averages(pool.padded(x), pool.library)), x);
 }
 
 template <size_t Rank>
@@ -193,11 +194,7 @@ std::optional<at::Tensor> avg_pool_backward(const at::Tensor &g, const at::Tenso
                                             std::optional<int64_t> divisor)
 {
     const Pool pool(Rank, x, kernel, stride, padding, ceil, count, divisor);
-    if (pool.is_plain) return formatted(averages_backward(g, x, pool.plain), x);
-    at::Tensor gx = g.div(pool.divisors(x));
-    for (size_t i = Rank; i-- > 0;)
-        gx = sums(gx, pool.axis(x, i), pool.of_elements(x, i));
-    return formatted(gx, x);
+    return formatted(pool.without_padding(averages_backward(pool.scaled(g), pool.library)), x);
 }
 
 /* ---- adaptive average pooling ------------------------------------------------------------------------------------------- */
@@ -239,7 +236,7 @@ template <size_t Rank> std::optional<at::Tensor> adaptive_avg_pool_backward(cons
 {
     if (!x.numel() || !g.numel()) return at::zeros_like(x);
     const at::IntArrayRef out = g.sizes().slice(g.dim() - (int64_t)Rank);
-    if (const auto same = even(x, out)) return formatted(averages_backward(g, x, *same), x);
+    if (const auto same = even(x, out)) return formatted(averages_backward(g, *same), x);
     std::vector<at::Tensor> lengths(Rank);
     for (size_t i = 0; i < Rank; i++) {
         const Windows w = adaptive(x, x.size(x.dim() - (int64_t)(Rank - i)), out[i]);
