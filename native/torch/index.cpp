@@ -390,6 +390,7 @@ struct Chosen {
     std::vector<at::Tensor> at; /* an undefined tensor for an axis that is taken whole */
     std::vector<int64_t> shape; /* of the indices */
     int64_t before = 0, count = 1;
+    int64_t axes = 0;      /* those of x that the indices name, where they stand side by side */
     bool distinct = false; /* one mask, which names nothing twice */
 
     Chosen(const at::Tensor &x, const Indices &indices)
@@ -423,6 +424,7 @@ struct Chosen {
         if (given.empty()) return;
         const bool adjacent = final - first + 1 == (int64_t)given.size();
         before = adjacent ? first : 0;
+        axes = adjacent ? (int64_t)given.size() : 0;
         std::vector<at::Tensor> same = at::broadcast_tensors(given);
         shape = same[0].sizes().vec();
         count = same[0].numel();
@@ -460,6 +462,25 @@ struct Chosen {
     }
 };
 
+/* x plus values at indices of neighbouring axes, which are one axis of the sum. */
+at::Tensor add_chosen(const at::Tensor &x, const Indices &indices, const Chosen &chosen, int64_t n,
+                      const at::Tensor &all)
+{
+    at::Tensor place;
+    {
+        const Guard guard(KEY);
+        at::Tensor slim = x;
+        for (int64_t d = 0; d < x.dim(); d++)
+            if (d < chosen.before || d >= chosen.before + chosen.axes) slim = slim.narrow(d, 0, 1);
+        slim.index(indices); /* which says when an index is out of range */
+        place = chosen.place(x).to(at::kInt).view({1, chosen.count, 1});
+    }
+    const int64_t outer = at::multiply_integers(x.sizes().slice(0, (size_t)chosen.before)),
+                  inner = x.numel() / (outer * n);
+    return add_at(wide(x).reshape({outer, n, inner}), 1, place, wide(all).reshape({outer, chosen.count, inner}))
+        .view(x.sizes());
+}
+
 at::Tensor &index_put(Keys keys, at::Tensor &x, const Indices &indices, const at::Tensor &values, bool accumulate,
                       bool unsafe)
 {
@@ -472,20 +493,26 @@ at::Tensor &index_put(Keys keys, at::Tensor &x, const Indices &indices, const at
         (accumulate ? exact : values.numel() == 1))
         return as_is(values, accumulate);
     if (indices.size() == 1 && indices.get(0) && indices.get(0)->numel() < 2) return as_is(values, accumulate);
-    at::Tensor winner, there;
     std::optional<Chosen> chosen;
     {
         const Guard guard(KEY);
         chosen.emplace(x, indices);
         if (chosen->count < 2 || chosen->distinct) return as_is(values, accumulate);
         if (accumulate && leaves(block, "aten::index_put_", x, values.numel())) return as_is(values, true);
-        winner = winners(chosen->place(x));
     }
     const std::vector<int64_t> sizes = chosen->sizes(x);
     const at::Tensor all = chosen->flat(values.expand(sizes));
+    if (accumulate) block->add("aten::index_put_", true, all.numel());
+    const int64_t n = at::multiply_integers(x.sizes().slice((size_t)chosen->before, (size_t)chosen->axes));
+    if (accumulate && chosen->axes && 2 * chosen->count >= n && n <= INT32_MAX)
+        return x.copy_(add_chosen(x, indices, *chosen, n, all));
+    at::Tensor winner;
+    {
+        const Guard guard(KEY);
+        winner = winners(chosen->place(x));
+    }
     if (!accumulate) return as_is(all.index_select(chosen->before, winner).view(sizes), false);
-    block->add("aten::index_put_", true, all.numel());
-    there = chosen->flat(x.index(indices));
+    const at::Tensor there = chosen->flat(x.index(indices));
     const at::Tensor sums = sums_of_runs(wide(there), chosen->before, winner, wide(all));
     return as_is(sums.to(x.scalar_type()).view(sizes), false);
 }
