@@ -211,16 +211,8 @@ int32_t tl_cpu_topk(tl_context *ctx, const float *x, int64_t outer, int64_t n, i
 
 /* ---- argmax and argmin --------------------------------------------------------------------------------------------- */
 
-/* Along an axis that others follow: a walk down its columns. */
-typedef struct {
-    const float *x;
-    uint32_t *out;
-    int64_t n, inner, units, per_task;
-    float sign;
-} arg_job;
-
-/* Unit u is COLUMNS columns of one of the outer arrays: it walks down them together. */
-static void walk_columns(const arg_job *job, int64_t u)
+/* Along an axis that others follow row u of a job is COLUMNS columns of one of the outer arrays: a walk down them together. */
+static void walk_columns(const top_job *job, int64_t u)
 {
     const int64_t tiles = tl_ceil_div(job->inner, COLUMNS), o = u / tiles, first = u % tiles * COLUMNS;
     const int64_t width = tl_imin(COLUMNS, job->inner - first);
@@ -244,20 +236,19 @@ static void walk_columns(const arg_job *job, int64_t u)
 
 static void column_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 {
-    const arg_job *job = arg;
-    for (int64_t u = task * job->per_task, end = tl_imin(job->units, u + job->per_task); u < end; u++)
+    const top_job *job = arg;
+    for (int64_t u = task * job->per_task, end = tl_imin(job->rows, u + job->per_task); u < end; u++)
         walk_columns(job, u);
 }
 
 static int32_t argument(tl_context *ctx, const float *x, int64_t outer, int64_t n, int64_t inner, float sign,
                         uint32_t *out)
 {
-    if (inner == 1)
-        return choose(ctx, (top_job){.x = x, .out = out, .n = n, .inner = 1, .k = 1, .rows = outer, .sign = sign});
-    arg_job job = {
-        .x = x, .out = out, .n = n, .inner = inner, .units = outer * tl_ceil_div(inner, COLUMNS), .sign = sign};
-    job.per_task = tl_even_units(job.units, n * tl_imin(inner, COLUMNS), PART);
-    tl_parallel(tl_ceil_div(job.units, job.per_task), column_task, &job);
+    top_job job = {.x = x, .out = out, .n = n, .inner = inner, .k = 1, .rows = outer, .sign = sign};
+    if (inner == 1) return choose(ctx, job);
+    job.rows *= tl_ceil_div(inner, COLUMNS);
+    job.per_task = tl_even_units(job.rows, n * tl_imin(inner, COLUMNS), PART);
+    tl_parallel(tl_ceil_div(job.rows, job.per_task), column_task, &job);
     return TORCHLEAN_OK;
 }
 

@@ -15,6 +15,7 @@
 #include "formula/count.h"
 #include "formula/integer.h"
 #include "generated/reduce.h"
+#include "generated/shape.h"
 
 enum {
     AHEAD = 1024 /* elements between what is summed and what is fetched: 4 KiB, some 100 ns of a processor's reading */
@@ -58,6 +59,7 @@ typedef struct rows_args {
     const float *x;
     int64_t cols, leaves, count;
     int smallest; /* of extremes */
+    float start;  /* of sums of one element */
     float *out;
 } rows_args;
 
@@ -68,6 +70,8 @@ static void sum_rows(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const rows_args a = *(const rows_args *)arg;
     int64_t row = task * a.g.per_task;
     const int64_t last = tl_imin(a.g.units, row + a.g.per_task);
+    for (; a.cols == 1 && row < last; row++)
+        a.out[row] = tl_end_sum(a.x[row] + a.start, a.count);
     for (; a.cols > 0 && a.cols <= TL_BUNDLE_COLS / 2 && row + TL_BUNDLE <= last; row += TL_BUNDLE) {
         tl_bundle x;
         tl_bundle_stat sum;
@@ -254,24 +258,9 @@ static axis_view view_axis(const tl_dims *dims, int64_t axis)
     return v;
 }
 
-/* Sums and means of one element each: it plus +0. */
-static void copy_span(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const rows_args a = *(const rows_args *)arg;
-    const int64_t first = task * TASK, n = tl_imin(a.g.units - first, TASK);
-    const float *const x = a.x + first;
-    float *const out = a.out + first;
-    for (int64_t i = 0; i < n; i++)
-        out[i] = x[i] + 0.0f;
-}
-
 static int32_t sum_axis(tl_context *ctx, const float *x, axis_view v, int64_t count, float *out)
 {
-    if (v.length == 1) {
-        rows_args a = {.g = {v.outer * v.inner, TASK}, .x = x, .out = out};
-        tl_parallel(tl_ceil_div(a.g.units, TASK), copy_span, &a);
-        return TORCHLEAN_OK;
-    }
+    if (v.length == 1) v = (axis_view){v.outer * v.inner, 1, 1}, count = 0; /* rows of one element */
     return v.inner == 1 ? tl_row_sums(ctx, x, v.outer, v.length, count, out)
                         : tl_column_sums(ctx, x, v.outer, v.length, v.inner, count, out);
 }
@@ -292,30 +281,17 @@ int32_t tl_cpu_reduce_mean(tl_context *ctx, const float *x, const tl_dims *dims,
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
 
-/* gx[o,l,i] = g[o,i] / length. A unit is a tile of a slice's columns and a chunk of its length: the quotients are
- * formed once, then copied. Narrow tiles are first repeated to a longer pattern, since their rows lie side by side. */
-static void mean_bwd_units(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const columns_args a = *(const columns_args *)arg; /* x is g (outer, cols), out is gx (outer, rows, cols) */
-    EACH_UNIT (u, a.g, task) {
-        const corner p = find_corner(&a, u);
-        float q[TL_COLUMN_TILE];
-        const int64_t repeat = p.cols == a.cols ? tl_imin(TL_COLUMN_TILE / p.cols, p.rows) : 1;
-        for (int64_t j = 0; j < p.cols; j++)
-            q[j] = tl_per_count(a.x[p.o * a.cols + p.c0 + j], a.rows);
-        for (int64_t j = p.cols; j < repeat * p.cols; j++)
-            q[j] = q[j - p.cols];
-        float *out = a.out + (p.o * a.rows + p.r0) * a.cols + p.c0;
-        for (int64_t r = 0; r < p.rows; r += repeat)
-            memcpy(out + r * a.cols, q, (size_t)(tl_imin(repeat, p.rows - r) * p.cols) * sizeof(float));
-    }
-}
-
-int32_t tl_cpu_reduce_mean_bwd(TL_UNUSED tl_context *ctx, const float *g, const tl_dims *dims, int64_t axis, float *gx)
+/* gx[o,l,i] = g[o,i] / length: the quotients, each written `length` times. */
+int32_t tl_cpu_reduce_mean_bwd(tl_context *ctx, const float *g, const tl_dims *dims, int64_t axis, float *gx)
 {
     const axis_view v = view_axis(dims, axis);
-    columns_args a = {.x = g, .rows = v.length, .cols = v.inner, .out = gx};
-    cut_columns(&a);
-    run(mean_bwd_units, &a, &a.g, v.outer * a.chunks * a.tiles, tl_imin(a.rows, TL_COLUMN_CHUNK) * a.width);
-    return TORCHLEAN_OK;
+    const tl_dims in = {2, {v.outer, v.inner}}, out = {3, {v.outer, v.length, v.inner}}, map = {3, {1, 0, 2}};
+    void *scratch;
+    int32_t status = tl_pool_alloc(ctx, (size_t)(v.outer * v.inner) * sizeof(float), &scratch);
+    if (status) return status;
+    rows_args a = {{v.outer * v.inner, TASK}, g, .cols = 1, .count = v.length, .start = -0.0f, .out = scratch};
+    tl_parallel(tl_ceil_div(a.g.units, TASK), sum_rows, &a);
+    status = tl_cpu_broadcast_to(ctx, scratch, &in, &out, &map, gx);
+    tl_pool_free(ctx, scratch);
+    return status;
 }

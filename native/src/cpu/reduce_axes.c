@@ -11,6 +11,7 @@
 #include "cpu/fold_units.h"
 #include "cpu/sum_tree.h"
 #include "formula/fold.h"
+#include "generated/elementwise.h"
 #include "generated/reduce.h"
 
 static void fold_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
@@ -146,26 +147,6 @@ static fold fold_of(enum tl_fold_kind kind, const float *x, const tl_dims *dims,
     return a;
 }
 
-/* Where one element is reduced it is the result, or with `absolute` its absolute value is: a norm of it takes a power of two times
- * 1 + 2^-33 at most, which rounds to it, and a product is exact. */
-static void element_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const fold *a = arg;
-    const int64_t from = task * FOLD_TASK, last = tl_imin(a->results, from + FOLD_TASK);
-    for (int64_t i = from; i < last; i++)
-        a->out[i] = fabsf(a->x[i]);
-}
-
-static int32_t write_elements(fold *a, int absolute)
-{
-    a->results = a->f.outer * a->f.inner;
-    if (absolute)
-        tl_parallel(tl_ceil_div(a->results, FOLD_TASK), element_task, a);
-    else
-        tl_copy(a->out, a->x, (size_t)a->results * sizeof(float), tl_workers());
-    return TORCHLEAN_OK;
-}
-
 /* Products of rows of at most NARROW elements, a constant, which need no powers of two beside them: one of eight numbers of float32
  * is below 2^1024, and where one of seven is below the normal range the result is 0. */
 enum { NARROW = 8 };
@@ -284,7 +265,7 @@ int32_t tl_cpu_prod(tl_context *ctx, const float *x, const tl_dims *dims, int64_
 {
     fold a = fold_of(TL_FOLD_PRODUCT, x, dims, axes, 0.0, 0);
     a.out = out;
-    if (a.f.length == 1) return write_elements(&a, 0);
+    if (a.f.length == 1) return tl_cpu_scale(ctx, x, a.f.outer * a.f.inner, 1.0f, out);
     if (a.f.length > 0 && a.f.length <= NARROW && a.f.inner == 1 && a.f.reduced == 1 && a.f.kept <= 1) {
         a.results = a.f.outer;
         a.per_task = FOLD_TASK / a.f.length;
@@ -334,7 +315,7 @@ int32_t tl_cpu_vector_norm(tl_context *ctx, const float *x, const tl_dims *dims,
 {
     fold a = fold_of(norm_kind(p), x, dims, axes, (double)p, 0);
     a.out = out;
-    if (a.f.length == 1) return write_elements(&a, 1);
+    if (a.f.length == 1) return tl_cpu_abs(ctx, x, a.f.outer * a.f.inner, out);
     if (a.kind != TL_FOLD_POWER) return run_fold(ctx, a);
     a.kind = TL_FOLD_LARGEST;
     a.out = NULL;

@@ -7,10 +7,9 @@
 
 #include "core/threads.h"
 #include "cpu/runs.h"
+#include "cpu/shape.h"
 #include "cpu/spans.h"
 #include "cpu/stream.h"
-#include "formula/strided.h"
-#include "generated/shape.h"
 
 enum { TASK = 32768 }; /* the most elements of a task */
 
@@ -77,7 +76,7 @@ static void copy_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     }
 }
 
-static void run_copy(const float *x, tl_strided s, int take, float *y)
+void tl_copy_strided(const float *x, tl_strided s, int take, float *y)
 {
     copy c = {s, x, y, tl_even_span(s.n, TASK), take};
     tl_parallel(tl_ceil_div(s.n, c.span), copy_task, &c);
@@ -86,7 +85,7 @@ static void run_copy(const float *x, tl_strided s, int take, float *y)
 int32_t tl_cpu_slice_axes(TL_UNUSED tl_context *ctx, const float *x, const tl_dims *in_dims, const tl_dims *out_dims,
                           const tl_dims *starts, const tl_dims *steps, int64_t reversed, float *out)
 {
-    run_copy(x, tl_slice_strides(in_dims->rank, in_dims->d, out_dims->d, starts->d, steps->d, reversed), 1, out);
+    tl_copy_strided(x, tl_slice_strides(in_dims->rank, in_dims->d, out_dims->d, starts->d, steps->d, reversed), 1, out);
     return TORCHLEAN_OK;
 }
 
@@ -209,7 +208,7 @@ int32_t tl_cpu_concat_rows(TL_UNUSED tl_context *ctx, const float *a, const floa
     const int64_t whole[2] = {rows, n + m}, ones[2] = {1, 1}, count[2] = {n, m};
     for (int32_t i = 0; i < 2; i++) {
         const int64_t part[2] = {rows, count[i]}, starts[2] = {0, i * n};
-        if (count[i] > 0) run_copy(i ? b : a, tl_slice_strides(2, whole, part, starts, ones, 0), 0, out);
+        if (count[i] > 0) tl_copy_strided(i ? b : a, tl_slice_strides(2, whole, part, starts, ones, 0), 0, out);
     }
     return TORCHLEAN_OK;
 }

@@ -23,7 +23,8 @@ typedef struct position_args {
     int64_t positions, members; /* of a task */
     int halves, back;
     const uint64_t *rate;
-    float *table; /* 2 * positions * pairs for each worker: cosines, then sines; or rows of all positions */
+    float *table; /* 2 * positions * pairs for each worker: cosines, then sines */
+    float *code;  /* of all positions: rows of d, sines and cosines in turn */
 } position_args;
 
 /* Cosines and sines of ANGLES angles; with 64-bit and 32-bit numbers in loops of their own, both become vectors. */
@@ -78,27 +79,6 @@ static void rotate_row(const float *restrict x, float *restrict out, const float
             tl_rotate(x[2 * i], x[2 * i + 1], c[i], s[i], &out[2 * i], &out[2 * i + 1]);
 }
 
-/* Makes rows of d for positions p0 .. p1-1, sines and cosines in turn; of the last pair of an odd d the sine alone. */
-static void fill_rows(const position_args *a, float *rows, int64_t p0, int64_t p1)
-{
-    float c[ANGLES], s[ANGLES];
-    const int64_t all = (p1 - p0) * a->pairs, run = a->d % 2 ? a->pairs : all;
-    float *to = rows;
-    for (int64_t at = 0; at < all; at += ANGLES) {
-        const int64_t n = tl_imin(ANGLES, all - at);
-        turn_pairs(a, a->start + p0 + at / a->pairs, at % a->pairs, n, c, s);
-        for (int64_t k = 0; k < n;) {
-            const int64_t end = tl_imin(n, k + run - (at + k) % run);
-            const int64_t alone = a->d % 2 && (at + end) % run == 0;
-            for (; k < end - alone; k++, to += 2) {
-                to[0] = s[k];
-                to[1] = c[k];
-            }
-            if (alone) *to++ = s[k++];
-        }
-    }
-}
-
 static void add_rows(const float *restrict x, const float *restrict rows, int64_t n, float *restrict out)
 {
     for (int64_t i = 0; i < n; i++)
@@ -121,14 +101,6 @@ static void rotate_task(void *arg, int64_t task, int32_t worker)
         }
 }
 
-/* The rates of the pairs of rows of d. */
-static void fill_rates(position_args *a, float base, uint64_t *rate)
-{
-    for (int64_t i = 0; i < a->pairs; i++)
-        rate[i] = tl_turn_rate(base, i, a->d);
-    a->rate = rate;
-}
-
 /* Pairs of a position, and positions of a run. */
 static void cut_runs(position_args *a)
 {
@@ -136,22 +108,30 @@ static void cut_runs(position_args *a)
     a->positions = a->d < RUN ? tl_imin(RUN / a->d, a->n) : 1;
 }
 
+/* Runs tasks that have the rates of the pairs of rows of d, and a table for each worker. */
+static int32_t run_tables(tl_context *ctx, position_args *a, float base, int64_t tasks, tl_task_fn fn)
+{
+    const int64_t workers = tasks == 1 ? 1 : tl_workers(), tables = workers * 2 * a->positions * a->pairs;
+    void *scratch;
+    const size_t bytes = (size_t)a->pairs * sizeof(uint64_t) + (size_t)tables * sizeof(float);
+    const int32_t status = tl_pool_alloc(ctx, bytes, &scratch);
+    if (status) return status;
+    uint64_t *const rate = scratch;
+    for (int64_t i = 0; i < a->pairs; i++)
+        rate[i] = tl_turn_rate(base, i, a->d);
+    a->rate = rate;
+    a->table = (float *)(rate + a->pairs);
+    tl_parallel(tasks, fn, a);
+    tl_pool_free(ctx, scratch);
+    return TORCHLEAN_OK;
+}
+
 static int32_t rotate(tl_context *ctx, position_args *a, float base)
 {
     cut_runs(a);
     const int64_t runs = tl_ceil_div(a->n, a->positions);
     a->members = a->batch * a->n * a->d <= TASK ? a->batch : tl_ceil_div(a->batch, tl_ceil_div(MANY_RUNS, runs));
-    const int64_t tasks = runs * tl_ceil_div(a->batch, a->members), workers = tasks == 1 ? 1 : tl_workers();
-    const int64_t tables = workers * 2 * a->positions * a->pairs;
-    void *scratch;
-    const size_t bytes = (size_t)a->pairs * sizeof(uint64_t) + (size_t)tables * sizeof(float);
-    const int32_t status = tl_pool_alloc(ctx, bytes, &scratch);
-    if (status) return status;
-    fill_rates(a, base, scratch);
-    a->table = (float *)((uint64_t *)scratch + a->pairs);
-    tl_parallel(tasks, rotate_task, a);
-    tl_pool_free(ctx, scratch);
-    return TORCHLEAN_OK;
+    return run_tables(ctx, a, base, runs * tl_ceil_div(a->batch, a->members), rotate_task);
 }
 
 int32_t tl_cpu_rotary(tl_context *ctx, const float *x, int64_t batch, int64_t n, int64_t d, float base, int64_t start,
@@ -189,26 +169,27 @@ static void sum_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
 }
 
 /* A task is a run of positions. */
-static void code_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
+static void code_task(void *arg, int64_t task, int32_t worker)
 {
     const position_args *a = arg;
-    const int64_t p0 = task * a->positions;
-    fill_rows(a, a->table + p0 * a->d, p0, tl_imin(p0 + a->positions, a->n));
+    const int64_t p0 = task * a->positions, p1 = tl_imin(p0 + a->positions, a->n);
+    float *table = a->table + worker * 2 * a->positions * a->pairs;
+    fill_table(a, table, p0, p1);
+    for (int64_t p = p0; p < p1; p++) {
+        const float *c = table + (p - p0) * a->pairs, *s = c + a->positions * a->pairs;
+        for (int64_t i = 0; i < a->d; i++)
+            a->code[p * a->d + i] = i % 2 ? c[i / 2] : s[i / 2];
+    }
 }
 
-/* Makes the encoding of all positions in a->table, and repeats it up to `period` elements. */
+/* Makes the encoding of all positions in a->code, and repeats it up to `period` elements. */
 static int32_t make_code(tl_context *ctx, position_args *a, float base, int64_t period)
 {
-    void *rate;
     cut_runs(a);
-    const int32_t status = tl_pool_alloc(ctx, (size_t)a->pairs * sizeof(uint64_t), &rate);
-    if (status) return status;
-    fill_rates(a, base, rate);
-    tl_parallel(tl_ceil_div(a->n, a->positions), code_task, a);
-    for (int64_t i = a->n * a->d; i < period; i++)
-        a->table[i] = a->table[i - a->n * a->d];
-    tl_pool_free(ctx, rate);
-    return TORCHLEAN_OK;
+    const int32_t status = run_tables(ctx, a, base, tl_ceil_div(a->n, a->positions), code_task);
+    for (int64_t i = a->n * a->d; !status && i < period; i++)
+        a->code[i] = a->code[i - a->n * a->d];
+    return status;
 }
 
 /* Adds the encoding that is kept, or made now. One of less than a run is repeated, so that a sum has few pieces. */
@@ -223,7 +204,7 @@ static int32_t add_kept(tl_context *ctx, position_args *a, float base)
     if (!code) {
         status = tl_pool_alloc(ctx, (size_t)period * sizeof(float), &code);
         if (status) return status;
-        a->table = code;
+        a->code = code;
         status = make_code(ctx, a, base, period);
     }
     const int64_t tasks = n <= TASK ? 1 : tl_imax(tl_ceil_div(n, TASK), MANY_RUNS);

@@ -1,9 +1,8 @@
 /* Attention of arrays with strides on the CPU: in the mode `reproducible` as they lie (cpu/attention/chain.c), else by contiguous
  * copies of those that are not contiguous. */
-#include <string.h>
-
 #include "core/threads.h"
 #include "cpu/attention/chain.h"
+#include "cpu/shape.h"
 #include "generated/attention.h"
 
 /* An array (batch, heads, rows, width) and where it lies. */
@@ -12,30 +11,14 @@ typedef struct array {
     layout at;
 } array;
 
-/* A copy of an array from one layout to another. */
-typedef struct copy {
-    const array *of;
-    layout from_at, to_at;
-    const float *from;
-    float *to;
-} copy;
-
-static void copy_head(void *arg, int64_t task, TL_UNUSED int32_t worker)
-{
-    const copy *c = arg;
-    const int64_t b = task / c->of->heads, h = task % c->of->heads;
-    const float *from = c->from + b * c->from_at.batch + h * c->from_at.head;
-    float *to = c->to + b * c->to_at.batch + h * c->to_at.head;
-    for (int64_t i = 0; i < c->of->rows; i++)
-        memcpy(to + i * c->to_at.row, from + i * c->from_at.row, sizeof *to * (size_t)c->of->width);
-}
-
 /* Copies x to its contiguous place, or with `back` what was made there to x. */
 static void copy_array(const array *of, float *x, float *own, int back)
 {
-    const layout l = contiguous_layout(of->heads, of->rows, of->width, 0);
-    const copy c = {of, back ? l : of->at, back ? of->at : l, back ? own : x, back ? x : own};
-    if (own != x && of->rows > 0 && of->width > 0) tl_parallel(of->batch * of->heads, copy_head, (void *)&c);
+    const tl_strided s = {.count = 4,
+                          .n = of->batch * of->heads * of->rows * of->width,
+                          .size = {of->batch, of->heads, of->rows, of->width},
+                          .stride = {of->at.batch, of->at.head, of->at.row, 1}};
+    if (own != x && s.n > 0) tl_copy_strided(back ? own : x, s, !back, back ? x : own);
 }
 
 /* Places for contiguous copies of `count` arrays, where they are not contiguous; copies the first `read`, which are read. */

@@ -97,7 +97,7 @@ static void multiply_planes(void *arg, int64_t task, int32_t worker)
             for (int64_t x = 0; x < p->x.count; x += p->tile_x) {
                 const int64_t lines = tl_imin(p->tile_y, p->y.count - y), length = tl_imin(p->tile_x, p->x.count - x);
                 const int64_t first = (n % slices * p->y.count + y) * p->x.count + x;
-                copy_planes_f32(v, p, source, 1, at, y, lines, x, length, copy);
+                copy_planes_f32(v, p, source, 1, 1, at, y, lines, x, length, copy);
                 for (int64_t row = 0; row < v->rows; row++) {
                     const float *of_g = job->g + (n / slices * v->target_rows + group * v->rows + row) * g->positions +
                                         first;

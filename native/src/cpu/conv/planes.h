@@ -18,6 +18,7 @@ enum { SHORT = 7 }; /* positions of a line that leave lanes or panels half empty
 /* Position j and tap t of an axis meet the source at first + j*step + t*tap_step, first being the least of tap 0 and the last. */
 typedef struct {
     int64_t count, taps, step, tap_step, first, low, source, stride;
+    int64_t cells;            /* from a position to the next; above 1 `step` is a fraction of their distance */
     int64_t taps_after;       /* taps of all axes after this one */
     int64_t to_step, to_base; /* of positions in the target, in elements */
     int64_t phases, reach; /* kinds of taps with cells of their own; cells that they reach beyond those of the first */
@@ -35,8 +36,9 @@ typedef struct {
 static plane_axis open_axis(const conv_view *v, int32_t d)
 {
     const tl_conv_gather *g = &v->gather;
-    if (d < 0) return (plane_axis){.count = 1, .taps = 1, .step = 1, .source = 1, .taps_after = 1};
+    if (d < 0) return (plane_axis){.count = 1, .taps = 1, .step = 1, .source = 1, .cells = 1, .taps_after = 1};
     plane_axis a = {.count = g->count[d], .taps = g->taps[d], .step = g->step[d], .tap_step = g->tap_step[d]};
+    a.cells = 1;
     a.low = a.tap_step < 0 ? (a.taps - 1) * a.tap_step : 0;
     a.first = g->base[d] + a.low;
     a.source = g->source[d];
@@ -49,20 +51,23 @@ static plane_axis open_axis(const conv_view *v, int32_t d)
     return a;
 }
 
+/* The cells of a residue, or of a tap, that a tile of `length` positions reads. */
+INLINE int64_t cells_of(const plane_axis *a, int64_t length) { return (length - 1) * a->cells + 1 + a->reach; }
+
 /* What taps need of an axis for tiles of `length` positions: the cells of each residue, once, or of each tap. */
 static void reach_taps(plane_axis *a, int64_t length)
 {
     const int64_t apart = a->tap_step < 0 ? -a->tap_step : a->tap_step;
     a->phases = tl_imin(a->taps, a->step / tl_gcd(a->step, apart));
     a->reach = (a->taps - 1) * apart / a->step;
-    a->apart = a->taps * length < a->phases * (length + a->reach);
+    a->apart |= a->taps * length < a->phases * cells_of(a, length);
     if (a->apart) a->phases = a->taps, a->reach = 0;
 }
 
 /* How far the cells of a kind of taps are from those of the first, in the source. */
 INLINE int64_t shift_of(const plane_axis *a, int64_t kind)
 {
-    return a->apart ? kind * a->tap_step - a->low : kind * a->tap_step % a->step;
+    return a->apart ? kind * a->tap_step - a->low : kind ? kind * a->tap_step % a->step : 0;
 }
 
 /* The cells by which tap t is beyond the first of its kind. */
@@ -77,8 +82,8 @@ static void shape_planes(planes *p, int64_t tile_y, int64_t tile_x)
     reach_taps(&p->x, tile_x);
     reach_taps(&p->y, tile_y);
     p->tile_x = tile_x, p->tile_y = tile_y;
-    p->pitch = tile_x + p->x.reach;
-    p->slot = tl_ceil_div((tile_y + p->y.reach) * p->pitch, LANES) * LANES + LANES; /* the last vector may run over */
+    p->pitch = cells_of(&p->x, tile_x);
+    p->slot = tl_ceil_div(cells_of(&p->y, tile_y) * p->pitch, LANES) * LANES + LANES; /* the last vector may run over */
     const int64_t lines = p->outer_taps * p->y.phases * p->x.phases * p->slot / LANES;
     p->channel = (lines | 1) * LANES; /* an odd number of cache lines, which do not compete for one set */
 }

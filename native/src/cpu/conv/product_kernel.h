@@ -16,7 +16,7 @@ typedef struct {
     const int32_t *offsets;              /* of each term, from its block's first channel */
     const int32_t *weights;              /* of each term, among the packed ones of a row, where lanes are rows */
     const int32_t *kernel_index;         /* of each tap */
-    int64_t row_tiles, tile_rows, y_tiles, x_tiles, outer_positions, items, items_per_task;
+    int64_t row_tiles, tile_rows, y_tiles, x_tiles, items, items_per_task;
     REAL *packed; /* the weights of a group: strips of the rows (terms, lanes), or panels of them (terms, rows) */
     int64_t packed_group;
     REAL *scratch;
@@ -194,7 +194,7 @@ static void FN(multiply_rows)(const FN(job) * job, const FN(tile) * t, const con
                     __builtin_prefetch(to + l * g->target_size, 1);
                 FN(rows_kernels)
                 [h][width / VL - 1](b->count, source + y *job->planes.pitch + x, strip, 0, job->offsets + b->first,
-                                    job->weights + b->first, sums + part, s.mode);
+                                    job->weights + b->first, sums + part, 0, s.mode);
                 FN(close_part)(sums, part, h * width, s);
                 if (s.finish) FN(finish_rows)(job, t, sums, h, width, t->row + i, rows, to);
                 if (!only) sums += MR * STRIP;
@@ -222,7 +222,7 @@ static void FN(multiply_positions)(const FN(job) * job, const FN(tile) * t, cons
             for (int64_t r = 0; s.finish && job->planes.x.to_step == 1 && r < h;
                  r++) /* dense results, or close to them */
                 __builtin_prefetch(t->target + (row + r) * job->v->gather.target_size + q, 1);
-            FN(side_kernel)(h, width / VL)(kc, panel + k0 * h, source + q, VL, job->offsets + k0, NULL, sums + part,
+            FN(side_kernel)(h, width / VL)(kc, panel + k0 * h, source + q, VL, job->offsets + k0, NULL, sums + part, 0,
                                            s.mode);
             FN(close_part)(sums, part, h * width, s);
             if (s.finish) FN(finish_positions)(job, t, sums, h, width, row, q);
@@ -260,7 +260,7 @@ static void FN(multiply_tile)(const FN(job) * job, int64_t item, REAL *source, i
     for (int64_t i = 0; i < job->block_count && !(i && tl_interrupted()); i++) {
         const conv_block b = block_of(i, job->inner, g->taps_size);
         if (*held != tile || job->block_count > 1)
-            FN(copy_planes)(v, p, from + b.channel * g->source_size, b.channels, t.at, t.y0, t.lines, t.x0, t.n,
+            FN(copy_planes)(v, p, from + b.channel * g->source_size, b.channels, 1, t.at, t.y0, t.lines, t.x0, t.n,
                             source);
         *held = tile;
         const int is_later = b.first >= job->segment, ends = i + 1 == job->block_count;
@@ -305,9 +305,7 @@ static void FN(plan)(FN(job) * job)
     const int64_t most = tl_imin(tl_imax(TILE_ELEMENTS / held, TILE_POSITIONS), MOST_POSITIONS);
     int64_t tile_x = tl_ceil_div(x, tl_ceil_div(x, most));
     int64_t tile_y = tl_ceil_div(y, tl_ceil_div(y, tl_imax(most / tile_x, 1)));
-    job->outer_positions = 1;
-    for (int32_t i = 0; i < p->outer; i++)
-        job->outer_positions *= v->gather.count[p->outer_axis[i]];
+    const int64_t outer_positions = v->gather.positions / (x * y);
     shape_planes(p, tile_y, tile_x);
     job->lanes_are_rows = FN(choose_lanes)(job);
     const int64_t unit = job->lanes_are_rows ? STRIP : MR;
@@ -315,7 +313,7 @@ static void FN(plan)(FN(job) * job)
     for (;;) {
         job->x_tiles = tl_ceil_div(x, tile_x), job->y_tiles = tl_ceil_div(y, tile_y);
         job->row_tiles = tl_ceil_div(v->rows, job->tile_rows);
-        job->items = v->batch * job->p->groups * job->outer_positions * job->x_tiles * job->y_tiles * job->row_tiles;
+        job->items = v->batch * job->p->groups * outer_positions * job->x_tiles * job->y_tiles * job->row_tiles;
         const double cost = (double)tl_imin(job->tile_rows, v->rows) * (double)job->inner * (double)(tile_x * tile_y);
         job->items_per_task = tl_imax(1, (int64_t)(TASK_COST / (cost + 1)));
         if (job->items >= MANY_TASKS || cost < 2 * TASK_COST) break;

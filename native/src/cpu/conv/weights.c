@@ -15,8 +15,7 @@
  * several segments, which follow from the shape alone, their sums are added by the column tree. In double the chains are those of
  * formula/chain.h. */
 #include "core/threads.h"
-#include "cpu/conv/view.h"
-#include "cpu/conv/lanes.h"
+#include "cpu/conv/planes.h"
 #include "cpu/sum_tree.h"
 #include "formula/chain.h"
 #include "formula/integer.h"
@@ -35,6 +34,15 @@ enum {
 #define TASK_COST 1e6
 /* The share of the lanes below which they are rows. */
 #define LEAST_SHARE 0.6
+
+/* Taps of an axis stand side by side in a tile of n positions, which are then several cells apart; or each has cells of its own, where
+ * all that lies between them would be more. */
+static void join_taps(plane_axis *a, int64_t n)
+{
+    const int64_t spacing = tl_gcd(a->step, a->taps > 1 ? a->tap_step : 0), cells = a->step / spacing;
+    a->apart = (n - 1) * cells + (a->taps - 1) * a->tap_step / spacing + 1 > a->taps * n;
+    if (!a->apart) a->step = spacing, a->cells = cells;
+}
 
 #define REAL float
 #define FN(name) name##_f32

@@ -1,4 +1,4 @@
-/* Packed, blocked matrix product in float; the micro-kernels of both precisions are in gemm_panel.h.
+/* Packed, blocked matrix product in float; the micro-kernels of both precisions are in kernels.h.
  *
  *   task      one tile of C, at most 256 rows by 512 columns, over the whole of n; or, for small products, several
  *             whole products of the batch. Tiles follow from the shape alone and tasks share nothing, so no task waits
@@ -45,31 +45,27 @@
 #define DIRECT_CELLS_ONE_PANEL 131072
 #define MR TL_GEMM_MR
 
-/* F(r) for every height r = 1 .. MR of a panel. */
-#if MR == 14
-#define EACH_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11) F(12) F(13) F(14)
-#elif MR == 6
-#define EACH_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6)
-#else
-#define EACH_HEIGHT(F) F(1) F(2) F(3) F(4)
-#endif
-
 #define fma_f64 tl_vec64_fma
 #define REAL float
 #define FN(name) name##_f32
-#define LANES TL_GEMM_LANES
-#include "cpu/linalg/gemm_panel.h"
+#define VL TL_GEMM_LANES
+#include "cpu/linalg/kernels.h"
+KERNELS(panel)
 #undef REAL
 #undef FN
-#undef LANES
+#undef VL
 
 #define REAL double
 #define FN(name) name##_f64
-#define LANES (TL_GEMM_LANES / 2)
-#include "cpu/linalg/gemm_panel.h"
-#undef REAL
-#undef FN
-#undef LANES
+#define VL (TL_GEMM_LANES / 2)
+#include "cpu/linalg/kernels.h"
+KERNELS(panel)
+
+void tl_gemm_panel_f64(int64_t rows, int64_t vectors, int64_t kc, const double *a, const double *b, int64_t ldb,
+                       double *c, int64_t ldc, int mode)
+{
+    panel_kernels_f64[rows][vectors - 1](kc, a, b, ldb, NULL, NULL, c, ldc, mode);
+}
 
 enum { LANES = TL_GEMM_LANES, NR = TL_GEMM_NR, KC = TL_GEMM_KC };
 
@@ -96,12 +92,7 @@ void tl_gemm_pack_f32(float *restrict dst, int64_t width, int64_t w, int64_t kc,
         return;
     }
     if (lane == 1) {
-        if (w == NR) {
-            for (int64_t k = 0; k < kc; k++, dst += width, src += step) {
-                tl_vec_store(dst, tl_vec_load(src));
-                tl_vec_store(dst + LANES, tl_vec_load(src + LANES));
-            }
-        } else if (w >= LANES) {
+        if (w >= LANES) {
             for (int64_t k = 0; k < kc; k++, dst += width, src += step) {
                 tl_vec_store(dst, tl_vec_load(src));
                 tl_vec_store(dst + w - LANES, tl_vec_load(src + w - LANES));
@@ -261,12 +252,12 @@ INLINE void multiply_panel(const job_t *job, int64_t kc, const float *panel, con
                            int64_t h, int64_t w, int add, const float *bias)
 {
     int64_t vectors = w > LANES ? 2 : 1;
-    kernel_fn_f32 kernel = kernels_f32[h][vectors - 1];
+    kernel_f32 kernel = panel_kernels_f32[h][vectors - 1];
     if (job->g.csc == 1 && w == vectors * LANES) {
-        kernel(kc, panel, b, ldb, c, job->g.rsc, add);
+        kernel(kc, panel, b, ldb, NULL, NULL, c, job->g.rsc, add);
     } else {
         _Alignas(64) float edge[MR * NR];
-        kernel(kc, panel, b, ldb, edge, NR, 0);
+        kernel(kc, panel, b, ldb, NULL, NULL, edge, NR, 0);
         store_tile(edge, h, w, c, job->g.rsc, job->g.csc, add);
     }
     if (bias) add_bias(job, c, bias, h, w);

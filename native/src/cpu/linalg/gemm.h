@@ -53,18 +53,15 @@ int32_t tl_gemm_f32(tl_context *ctx, const tl_gemm_args *g, const float *A, cons
 #endif
 #define TL_GEMM_NR (2 * TL_GEMM_LANES)
 
-#define tl_gemm_panel_f32 TL_V(tl_gemm_panel_f32)
 #define tl_gemm_panel_f64 TL_V(tl_gemm_panel_f64)
 #define tl_gemm_pack_f32 TL_V(tl_gemm_pack_f32)
 
 /* What a panel's sums become: C, a summand of C, or the next terms of the chains whose sums so far are C. */
 enum { TL_GEMM_STORE, TL_GEMM_ADD, TL_GEMM_CONTINUE };
 
-/* C[rows, vectors·LANES] = a·b over kc <= TL_GEMM_KC steps, as `mode` says: the sum s_b above. a has `rows` elements
- * per step, b has rows of vectors·LANES elements (vectors 1 or 2), ldb apart; rows of C are ldc apart. */
-void tl_gemm_panel_f32(int64_t rows, int64_t vectors, int64_t kc, const float *a, const float *b, int64_t ldb, float *c,
-                       int64_t ldc, int mode);
-/* The same in float64, TL_GEMM_LANES / 2 lanes to a vector. */
+/* C[rows, vectors·LANES] = a·b over kc <= TL_GEMM_KC steps, as `mode` says: the sum s_b above, here in float64, TL_GEMM_LANES / 2
+ * lanes to a vector. a has `rows` elements per step, b has rows of vectors·LANES elements (vectors 1 or 2), ldb apart; rows of C are
+ * ldc apart. */
 void tl_gemm_panel_f64(int64_t rows, int64_t vectors, int64_t kc, const double *a, const double *b, int64_t ldb,
                        double *c, int64_t ldc, int mode);
 /* dst[k*width + l] = src[l*lane + k*step] for l < w <= width <= TL_GEMM_NR and k < kc, 0 for the other l. May write

@@ -36,10 +36,6 @@ struct job {
 
 /* ---- splitting and joining --------------------------------------------------------------------------------------- */
 
-typedef struct number {
-    float r, i;
-} number;
-
 /* Whether n floats are finite. */
 static int all_finite(const float *x, int64_t n)
 {
@@ -211,20 +207,24 @@ static void piece_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     if (!all_finite(p->x + at, tl_imin(p->n - at, SPLIT_PIECE))) __atomic_store_n(&p->bad, 1, __ATOMIC_RELAXED);
 }
 
-/* Bin k; `edge`: one of those whose imaginary part is idle. */
-TL_INLINE number bin(const struct row *row, int64_t k, int edge)
+/* n = 1 or TL_W lanes in the other order. */
+TL_INLINE tl_cvec flipped(tl_cvec z, int64_t n) { return n == TL_W ? tl_backwards(z) : z; }
+
+/* n = 1 or TL_W bins from k on. The imaginary part of an edge is idle. */
+TL_INLINE tl_cvec bins_at(const struct row *row, int64_t k, int64_t n)
 {
-    const float *S = row->from + 2 * k, factor = edge ? row->job->real.edge : row->job->real.inner;
-    const float r = S[0], i = edge ? 0.0f : S[1], poison = (r - r) + (i - i);
-    return (number){(r * factor + poison) * row->scale, (i * factor + poison) * row->scale};
+    const tl_real *t = &row->job->real;
+    const int edge = k == 0 || 2 * k == t->n;
+    tl_cvec v = tl_complex_in(row->from + 2 * k, n, 0);
+    if (edge) v.i = (tl_vec){0};
+    v = weighted(&v, 0, edge ? t->edge : t->inner);
+    return (tl_cvec){v.r * row->scale, v.i * row->scale};
 }
 
-/* TL_W inner bins. */
-TL_INLINE tl_cvec inner_bins(const struct row *row, int64_t k)
+/* How many of the pairs k .. end - 1 of bins k and h - k are next: a vector of them where both sides' are apart. */
+TL_INLINE int64_t pairs_from(int64_t k, int64_t end, int64_t h)
 {
-    const tl_cvec v = tl_complex_in(row->from + 2 * k, TL_W, 0);
-    const tl_cvec a = weighted(&v, 0, row->job->real.inner);
-    return (tl_cvec){a.r * row->scale, a.i * row->scale};
+    return k > 0 && k + TL_W <= end && k + 2 * TL_W <= h - k ? TL_W : 1;
 }
 
 /* A task owns the pairs k, h-k of a piece; 1 <= k <= h/2. In place. */
@@ -235,22 +235,15 @@ static void split_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const int64_t h = job->real.n / 2, from = 1 + task * SPLIT_PIECE;
     const int64_t end = tl_imin(from + SPLIT_PIECE, h / 2 + 1);
     const float half = 0.5f * job->real.inner;
-    number *z = (number *)row->to;
-    for (int64_t k = from; k < end; k++) {
-        if (k + TL_W <= end && k + 2 * TL_W <= h - k) {
-            const tl_cvec roots = tl_complex_in(job->real.f->real + 2 * k, TL_W, 0);
-            float *const low = row->to + 2 * k, *const high = row->to + 2 * (h - k - TL_W + 1);
-            const tl_cvec a = tl_complex_in(low, TL_W, 0), b = tl_backwards(tl_complex_in(high, TL_W, 0));
-            tl_cvec u, v;
-            TL_SPLIT(a, b, roots.r, roots.i, half, u.r, u.i, v.r, v.i);
-            tl_complex_out(u, low, TL_W, 0);
-            tl_complex_out(tl_backwards(v), high, TL_W, 0);
-            k += TL_W - 1;
-            continue;
-        }
-        const float *w = job->real.f->real + 2 * k;
-        const number a = z[k], b = z[h - k];
-        TL_SPLIT(a, b, w[0], w[1], half, z[k].r, z[k].i, z[h - k].r, z[h - k].i);
+    for (int64_t k = from, n; k < end; k += n) {
+        n = pairs_from(k, end, h);
+        const tl_cvec roots = tl_complex_in(job->real.f->real + 2 * k, n, 0);
+        float *const low = row->to + 2 * k, *const high = row->to + 2 * (h - k - n + 1);
+        const tl_cvec a = tl_complex_in(low, n, 0), b = flipped(tl_complex_in(high, n, 0), n);
+        tl_cvec u, v;
+        TL_SPLIT(a, b, roots.r, roots.i, half, u.r, u.i, v.r, v.i);
+        tl_complex_out(u, low, n, 0);
+        tl_complex_out(flipped(v, n), high, n, 0);
     }
 }
 
@@ -261,25 +254,15 @@ static void join_task(void *arg, int64_t task, TL_UNUSED int32_t worker)
     const struct job *job = row->job;
     const int64_t h = job->real.n / 2, from = task * SPLIT_PIECE;
     const int64_t end = tl_imin(from + SPLIT_PIECE, h / 2 + 1);
-    number *z = (number *)row->to;
-    for (int64_t k = from; k < end; k++) {
-        if (k > 0 && k + TL_W <= end && k + 2 * TL_W <= h - k) {
-            const tl_cvec roots = tl_complex_in(job->real.f->real + 2 * k, TL_W, 0);
-            const int64_t other = h - k - TL_W + 1;
-            const tl_cvec a = inner_bins(row, k), b = tl_backwards(inner_bins(row, other));
-            tl_cvec u, v;
-            TL_JOIN(a, b, roots.r, roots.i, u.r, u.i, v.r, v.i);
-            tl_complex_out(tl_backwards(v), row->to + 2 * other, TL_W, 0);
-            tl_complex_out(u, row->to + 2 * k, TL_W, 0);
-            k += TL_W - 1;
-            continue;
-        }
-        const number a = bin(row, k, k == 0), b = bin(row, h - k, k == 0);
-        const float *w = job->real.f->real + 2 * k;
-        number x, y;
-        TL_JOIN(a, b, w[0], w[1], x.r, x.i, y.r, y.i);
-        if (k) z[h - k] = y;
-        z[k] = x;
+    for (int64_t k = from, n; k < end; k += n) {
+        n = pairs_from(k, end, h);
+        const tl_cvec roots = tl_complex_in(job->real.f->real + 2 * k, n, 0);
+        const int64_t other = h - k - n + 1;
+        const tl_cvec a = bins_at(row, k, n), b = flipped(bins_at(row, other, n), n);
+        tl_cvec u, v;
+        TL_JOIN(a, b, roots.r, roots.i, u.r, u.i, v.r, v.i);
+        if (k) tl_complex_out(flipped(v, n), row->to + 2 * other, n, 0);
+        tl_complex_out(u, row->to + 2 * k, n, 0);
     }
 }
 
@@ -337,13 +320,9 @@ static void inverse_row(const struct job *job, int64_t row_index, int32_t worker
         return;
     }
     for (int64_t k = 0; k < job->real.bins; k++) {
-        const number s = bin(&row, k, k == 0);
-        z[2 * k] = s.r;
-        z[2 * k + 1] = s.i;
-        if (k) {
-            z[2 * (n - k)] = s.r;
-            z[2 * (n - k) + 1] = -s.i;
-        }
+        const tl_cvec s = bins_at(&row, k, 1);
+        tl_complex_out((tl_cvec){s.r, -s.i}, z + 2 * (k ? n - k : 0), 1, 0);
+        tl_complex_out(s, z + 2 * k, 1, 0);
     }
     tl_fft_large(f, z, Z, 1, 1.0f, work, vectors, job->alone);
     for (int64_t t = 0; t < n; t++)
