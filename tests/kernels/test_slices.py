@@ -17,8 +17,9 @@ import pytest
 import tlrt
 from tests.kernels.test_errors import has_kernel
 from tlrt.verify.run import Runtime
+from tlspec.bounds import COLUMN_CHUNK, LEAF
 from tlspec.compare import compare, same_bits
-from tlspec.draw.cases import Case, draw_case, refused_by
+from tlspec.draw.cases import Case, build_case, draw_case, generator, refused_by
 from tlspec.registry import Array, Op
 
 
@@ -114,6 +115,37 @@ def test_a_part_gives_its_part(entry: tuple[Op, str], runtime: Runtime) -> None:
         for seed in seeds:
             found = wrong(draw_case(row, seed, "normal", size, which), runtime)
             assert not found, "\n".join(found[:10])
+
+
+def has_rows(row: Op, which: str) -> bool:
+    """Whether the first dimension is one of rows that are computed one by one; a mean over them is not."""
+    leads = {a.dims[:1] for a in row.signature_of(which).outputs}
+    if row.family not in ("softmax", "norm", "loss") or row.name in ("batch_norm_stats", "cross_entropy"):
+        return False
+    return row.signature.dims[:1] in leads & {("rows",), ("batch",)}
+
+
+@pytest.mark.only(where=has_rows)
+def test_many_long_rows_are_what_they_are_among_few(entry: tuple[Op, str], runtime: Runtime) -> None:
+    """Beyond two sizes at once: rows of more than a leaf, in more chunks than a few."""
+    row, which = entry
+    if runtime.name != "cpu" and not row.contract.same_bits:
+        pytest.skip("bits of CUDA's own")
+    [first, *others, last] = row.signature.dims
+    drawn = draw_case(row, 2, "normal", "small", which).params
+    values = {**drawn, first: 4, **dict.fromkeys(others, 1), last: LEAF + 5}
+    labels = {a.name: np.arange(4, dtype=np.uint32) for a in row.signature.inputs if a.kind == "u32"}
+    few = build_case(row, values, labels, generator("rows", row.name), which=which)
+    times = 2 * COLUMN_CHUNK + 1  # eight chunks of rows, and four rows more
+    many = {
+        a.name: x if x is None or axis_of(a, first) is None else np.tile(x, (times, *[1] * (x.ndim - 1)))
+        for a in few.signature.inputs
+        for x in [few.arguments[a.name]]
+    }
+    whole = runtime.run(replace(few, dims={**few.dims, first: 4 * times}, given=many))
+    for array, mine, alone in zip(few.signature.outputs, whole, runtime.run(few), strict=True):
+        if axis_of(array, first) == 0:
+            assert (mine.reshape(times, -1).view(np.uint32) == alone.reshape(-1).view(np.uint32)).all(), array.name
 
 
 @pytest.mark.parametrize("name", ["tanh", "matmul", "softmax", "layer_norm", "selective_scan_diag"])

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_raises, assert_raises_regex
 
+from tests import DEVICES
 from tests.runtime.test_training import Interrupted
-from tlrt import errors, optim
+from tlrt import Session, errors, optim
 
 ROWS = np.random.default_rng(5).standard_normal((4, 2, 3))
 
@@ -49,6 +50,39 @@ def test_what_one_of_the_losses_reaches_is_reached(s):
     adam.step()
     assert c.value == 3 and c.grad.numpy() == 0
     adam.close()
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: optim.SGD(p, lr=0.5, momentum=0.5, weight_decay=0.5),
+    **{n: lambda p, n=n: getattr(optim, n)(p, lr=0.5, weight_decay=0.5) for n in ("AdamW", "RMSprop", "Lion")},
+}
+
+
+@pytest.mark.parametrize("device", ["spec", *DEVICES])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("after", ["nothing", "a reset"])
+def test_what_is_added_to_nothing_stands_alone(device, kind, after):
+    """A first accumulating backward is a plain one in what follows: clipping, steps, their states, and further sums."""
+    found = []
+    for accumulate in (False, True):
+        with Session(device) as s:
+            a, b, c = (s.param([3.0, -2.0], n) for n in "abc")
+            optimizer = OPTIMIZERS[kind]([a, b, c])
+            if after == "a reset":
+                s.backward(s.reduce_sum(s.square(b)))
+                optimizer.step()
+                s.reset()
+            x = s.input([2.0, 5.0], requires_grad=True)
+            s.backward(s.reduce_sum(s.mul(a, x)), accumulate=accumulate)
+            kept = [s.clip_grad_norm(0.5), a.numpy(), *(y.grad.numpy() for y in (a, b, c, x))]
+            optimizer.step()
+            kept += [p.numpy() for p in (a, b, c)]
+            s.backward(s.reduce_sum(s.mul(b, x)), accumulate=True)
+            optimizer.step()
+            kept += [p.numpy() for p in (a, b, c)] + [p.grad.numpy() for p in (a, b, c, x)]
+            assert c.value.tolist() == [3, -2]
+            found.append([np.asarray(k).tobytes() for k in (*kept, *optimizer.state()[1].values())])
+    assert found[0] == found[1]
 
 
 def test_accumulation_within_a_captured_step(s):

@@ -72,6 +72,24 @@ def test_a_resumed_run_is_the_uninterrupted_one(device, kind, tmp_path):
     assert resumed.bits() == whole.bits() and len(set(first + rest)) == 10
 
 
+@pytest.mark.parametrize("extra", [None, {"epoch": 5}])
+@pytest.mark.parametrize("saved", [[], ["optimizer"], ["averages"], ["optimizer", "averages"]], ids="+".join)
+def test_a_run_goes_on_from_each_choice_of_parts(saved, extra, tmp_path):
+    """In a session of another seed. Plain descent has no state, so it goes on without being saved, too."""
+    whole, resumed = Run("cpu", "sgd"), Run("cpu", "sgd", seed=99)
+    for run in (whole, resumed):
+        run.averages = optim.ExponentialMovingAverage([run.w, run.b])
+        run.steps(2)
+        run.averages.step()
+    checkpoint.save(tmp_path / "a", whole.session, [getattr(whole, n) for n in saved], extra)
+    assert checkpoint.load(tmp_path / "a", resumed.session, [getattr(resumed, n) for n in saved]) == (extra or {})
+    assert state(resumed) == state(whole) or "optimizer" not in saved
+    assert resumed.steps(3) == whole.steps(3) and resumed.bits() == whole.bits()
+    averages = [[a.tobytes() for a in run.averages.state()[1].values()] for run in (resumed, whole)]
+    assert (averages[0] == averages[1]) == ("averages" in saved)
+    assert resumed.session.rand_uniform(4).numpy().tobytes() == whole.session.rand_uniform(4).numpy().tobytes()
+
+
 def test_other_readers_find_the_parameters(tmp_path):
     run = Run("cpu")
     run.steps(1)

@@ -142,3 +142,43 @@ def test_options_of_layers_mean_what_they_mean_in_pytorch(name: str, device: str
             assert torch.allclose(mine.to(theirs), theirs, rtol=0, atol=slack, equal_nan=True), (chosen, mine, theirs)
         agreed += 1
     assert 2 * agreed > count
+
+
+class Mixed(torch.nn.Module):
+    """A layer between numbers rounded to a narrow type, which it takes in a type of its own."""
+
+    def __init__(self, layer: Any, kind: Any, taken: Any) -> None:
+        super().__init__()
+        self.layer, self.kind, self.taken = layer, kind, taken
+
+    def forward(self, *inputs: Any) -> Any:
+        y = self.layer(*(x.to(self.kind).to(self.taken) if x.is_floating_point() else x for x in inputs))
+        return y.to(self.kind).float()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
+def test_layers_in_float32_take_narrow_inputs(kind: Any, device: str) -> None:
+    """All is computed as of widened inputs. Results and inputs' gradients are rounded; parameters' gradients are not."""
+    agreed = set()
+    for name, (inputs, options) in LAYERS.items():
+        draw, placed = generator("narrow inputs", name), [x.to(place(device)) for x in inputs]
+        for _ in range(6):
+            chosen = {k: v[draw.integers(len(v))] for k, v in options.items()}
+            training = chosen.pop("training", True)
+            try:
+                layer = getattr(torch.nn, name.split()[0])(**chosen).train(training)
+                for i, p in enumerate(layer.parameters()):
+                    p.data.copy_(drawn(50 + i, *p.shape))
+                if not list(layer.parameters()):
+                    continue
+                computed(Mixed(copy.deepcopy(layer), kind, kind), list(inputs), torch.float32, False, True)
+            except (ValueError, RuntimeError):
+                continue
+            with mode.reproducible(strict=True):
+                mixed = [Mixed(copy.deepcopy(layer), kind, t).to(place(device)) for t in (kind, torch.float32)]
+                found, expected = (computed(m, placed, torch.float32, False, True) for m in mixed)
+            assert len(found) == len(expected) and all(map(torch.equal, found, expected)), (name, chosen)
+            agreed.add(name)
+    assert agreed >= {"LayerNorm", "GroupNorm", "RMSNorm", "BatchNorm1d", "BatchNorm2d", "InstanceNorm3d"}

@@ -3,14 +3,18 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests import ROOT
+from tests.kernels.test_conv import demand_bounds
+from tlrt.verify.run import Runtime
 from tlspec import bounds, registry
-from tlspec.draw.cases import data_classes, draw_case
+from tlspec.draw.cases import data_classes, draw_case, shape_case
 
 HEADER = ROOT / "native/src/formula/sum_tree.h"
 SIZES = [
@@ -19,24 +23,25 @@ SIZES = [
 ]  # fmt: skip
 
 
-Height = Callable[[int], int]
+#: the leaf that passes the most additions, then one leaf of each number that is added to it; empty: an absent +0
+Path = tuple[int, ...]
 
 
-def add(a: int | None, b: int | None) -> int | None:
-    """The number of roundings behind a sum of two numbers with a and b roundings; None is an absent +0, adding it rounds not."""
-    if a is None or b is None:
-        return a if b is None else b
-    return max(a, b) + 1
+def add(a: Path, b: Path) -> Path:
+    """The path to a sum of two numbers; adding an absent +0 rounds not."""
+    longer, other = (a, b) if len(a) >= len(b) else (b, a)
+    return (*longer, *other[:1])
 
 
-def row_tree(n: int) -> int:
-    """The height of the row tree, by building it."""
-    row: list[int | None] = [0] * n
+@cache
+def row_tree(n: int) -> Path:
+    """The longest path of the row tree, by building it."""
+    row: list[Path] = [(i,) for i in range(n)]
     while len(row) > 1:
-        sums: list[int | None] = []
+        sums: list[Path] = []
         for start in range(0, len(row), bounds.LEAF):
             leaf = row[start : start + bounds.LEAF]
-            lanes: list[int | None] = [None] * bounds.LANES
+            lanes: list[Path] = [()] * bounds.LANES
             for i, x in enumerate(leaf):
                 lanes[i % bounds.LANES] = add(lanes[i % bounds.LANES], x)
             s = bounds.LANES // 2
@@ -45,27 +50,68 @@ def row_tree(n: int) -> int:
                 s //= 2
             sums.append(lanes[0])
         row = sums
-    return row[0] or 0
+    return row[0]
 
 
-def column_tree(rows: int) -> int:
-    """The height of the column tree, by building it."""
-    column: list[int | None] = [0] * rows
+@cache
+def column_tree(rows: int) -> Path:
+    """The longest path of the column tree, by building it."""
+    column: list[Path] = [(i,) for i in range(rows)]
     while len(column) > 1:
-        sums: list[int | None] = []
+        sums: list[Path] = []
         for start in range(0, len(column), bounds.COLUMN_CHUNK):
-            chains: list[int | None] = [None] * bounds.COLUMN_CHAINS
+            chains: list[Path] = [()] * bounds.COLUMN_CHAINS
             for i, x in enumerate(column[start : start + bounds.COLUMN_CHUNK]):
                 chains[i % bounds.COLUMN_CHAINS] = add(chains[i % bounds.COLUMN_CHAINS], x)
             sums.append(add(add(chains[0], chains[1]), add(chains[2], chains[3])))
         column = sums
-    return column[0] or 0
+    return column[0]
 
 
 @pytest.mark.parametrize(("build", "height"), [(row_tree, bounds.tree_height), (column_tree, bounds.column_height)])
 @pytest.mark.parametrize("n", SIZES)
-def test_heights_are_those_of_the_trees(n: int, build: Height, height: Height) -> None:
-    assert build(n) <= height(n) <= build(n) + 1
+def test_heights_are_those_of_the_trees(n: int, build: Callable[[int], Path], height: Callable[[int], int]) -> None:
+    additions = len(build(n)) - 1
+    assert additions <= height(n) <= additions + 1
+
+
+#: lists of lengths and what goes with them, and steps so few that the worst case counts; others are 128, 2, ..., 2, 8
+GIVEN: dict[str, Any] = {
+    "seq_len": 24, "dims": [128, 8], "axis": 0, "axes": 1, "spatial": [8], "kernel": [1], "stride": [1],
+    "dilation": [1], "padding": [0], "padding_low": [0], "padding_high": [0], "output_padding": [0],
+}  # fmt: skip
+
+
+def has_lengths(row: registry.Op, which: str) -> bool:
+    """Whether a row sums along axes of any lengths."""
+    sig, sums = row.signature, {"norm", "conv", "linalg", "scan", "reduce"}
+    return row.family in sums and bool(sig.sizes) and not (sig.lists or {"in_dims", "a_size"} & {*sig.sizes})
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.only(where=has_lengths)
+def test_additions_that_all_round_down_are_within_the_bound(
+    entry: tuple[registry.Op, str], order: int, runtime: Runtime
+) -> None:
+    """A number passes all additions of a tree, and what is added to it is always just less than half of its spacing."""
+    row, which = entry
+    sizes = [n for n in row.signature.sizes if n not in GIVEN][::order]
+    lengths = dict(zip(sizes, [128, *[2] * (len(sizes) - 2), 8], strict=False))
+    known = {*row.signature.sizes, *(p.name for p in row.signature.params)}
+    case = shape_case(row, which, lengths | {n: v for n, v in GIVEN.items() if n in known})
+    plain = {n: np.ones_like(x) for n, x in case.inputs.items() if x is not None and x.dtype.kind == "f"}
+    plain.get("x", next(iter(plain.values())))[..., ::2] = -1  # which normalised are the same, but for roundings
+    inputs, zeros = {**case.inputs, **plain}, {n: np.zeros_like(g) for n, g in case.cotangents.items()}
+    for name, like in (zeros if which == "vjp" else plain).items():
+        for first, other in ((row_tree, row_tree), (column_tree, column_tree), (column_tree, row_tree)):
+            paths = [(other if axis else first)(n) for axis, n in enumerate(like.shape)]
+            start: list[Any] = [path[0] for path in paths]
+            x = np.zeros_like(like)
+            for axis, path in enumerate(paths):
+                x[(*start[:axis], list(path), *start[axis + 1 :])] = 2.0**-24 * (1 - 2.0**-11)
+            x[tuple(start)] = 1 + 2.0**-10
+            arrays = (inputs, {**zeros, name: x}) if which == "vjp" else ({**inputs, name: x}, {})
+            demand_bounds(replace(case, inputs=arrays[0], cotangents=arrays[1]), runtime, f"{name} {paths}")
 
 
 def test_heights_grow() -> None:

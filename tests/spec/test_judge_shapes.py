@@ -6,16 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tlspec import registry
+from tlspec import arrays, registry
 from tlspec.__main__ import _numbers, main
 from tlspec.case import shape_of
-from tlspec.draw.cases import draw_case, shape_case
+from tlspec.draw.cases import draw_case, refused_by, shape_case
+from tlspec.formats import FORMATS
 from tlspec.judge import check
 from tlspec.judge.blocks import blocks_of
+from tlspec.judge.kernel import Kernel
 from tlspec.judge.recorded import dimensions, recorded
+from tlspec.judge.shrink import lengths_of
 from tlspec.references import references
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+FLOAT32 = FORMATS["float32"]
 NONE = {"small": 0, "medium": 0, "edges": 0, "large": 0}
 LARGE = {"rows": 2048, "cols": 4096}
 
@@ -58,15 +62,23 @@ def test_the_sample_has_tiles_rows_and_columns_and_both_ends() -> None:
 
 
 @pytest.mark.parametrize("op", [*registry.ops(), *references()], ids=lambda op: op.name)
-def test_arrays_have_the_lengths_that_are_given(op: registry.Op) -> None:
-    if op.signature.lists or op.signature.elementwise:
-        pytest.skip("its arrays have one length, or those of a list")
+def test_a_case_has_the_lengths_and_parameters_that_are_given(op: registry.Op) -> None:
+    """Its arrays, and the call of the kernel; elements and the arrays of a list have one length."""
+    sized = [a for a in op.signature.inputs if not (a.listed or a.elementwise)]
+    defaults = {p.name: float(p.default) for p in op.signature.params if p.kind == "float" and p.default is not None}
     for seed in range(4):
-        drawn = draw_case(op, seed, None, "small").values
-        case = shape_case(op, "forward", drawn | {"mask_mode": 0} if "mask_mode" in drawn else drawn, seed=seed + 1)
-        for a in op.signature.inputs:
+        given = lengths_of(draw_case(op, seed, None, "small"))
+        given |= {"mask_mode": 0} if "mask_mode" in given else {}
+        others = given | {n: (v + 1) / 2 for n, v in defaults.items() if given[n] == v}
+        given = given if refused_by(op, others) else others
+        case = shape_case(op, "forward", given, seed=seed + 1)
+        kernel = Kernel(lambda *arguments: None, arrays.get("numpy"), case)
+        scalars = kernel.prepare(case, FLOAT32, FLOAT32).scalars
+        for name in given.keys() & case.values.keys():
+            assert case.values[name] == given[name] == scalars[name], name
+        for a in sized:
             x = case.inputs[a.name]
-            assert x is None or x.shape == shape_of(a, case.values), a.name
+            assert x is None or x.shape == shape_of(a, given), a.name
 
 
 def test_the_judge_takes_little_memory_beside_the_kernel() -> None:
