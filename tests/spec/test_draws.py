@@ -1,5 +1,6 @@
 """What cases are drawn from: every way to draw a number gives what it says, and rows draw the values that they are about."""
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -9,9 +10,24 @@ import pytest
 
 from tlspec import registry
 from tlspec.bounds import call_named
-from tlspec.draw.cases import DATA, SIZES, Draw, _admissible, _move, break_check, build_case, generator, refused_by
+from tlspec.draw.cases import (
+    DATA,
+    SIZES,
+    Case,
+    Draw,
+    _admissible,
+    _move,
+    break_check,
+    build_case,
+    draw_case,
+    generator,
+    refused_by,
+)
 from tlspec.draw.data import double, fill
 from tlspec.draw.draws import DIMS, LIMITS
+from tlspec.formats import FORMATS
+from tlspec.judge import altered
+from tlspec.judge.trial import with_results
 from tlspec.ops import conv, pool
 from tlspec.ops.attention import UNLIMITED
 from tlspec.ops.random import _CARRIES
@@ -19,6 +35,7 @@ from tlspec.references import references
 from tlspec.registry import Op
 
 TIMES = 600
+FLOAT32 = FORMATS["float32"]
 
 
 def drawn(draw: Callable[[Draw], object], **options: object) -> list[object]:
@@ -237,3 +254,36 @@ def test_a_check_is_broken_by_the_argument_that_it_blames(row: Op) -> None:
             for p in row.signature.sizes + tuple(p.name for p in row.signature.params if p.kind != "float"):
                 assert np.min(values[p], initial=0) >= 0 and np.max(values[p], initial=0) < 2**64
         assert blamed, check.expression
+
+
+# ---- other cases of a case's shapes --------------------------------------------------------------------------------
+
+#: other cases of a case's shapes; `filled` is about whole numbers, which no gradient that reads results takes
+ALTERED: dict[str, Callable[[Case], Case | None]] = {
+    **{f.__name__: f for f in (altered.halved, altered.touched, altered.permuted, altered.falling, altered.tied,
+                               altered.expanded, altered.plain, altered.without, altered.otherwise, altered.shared)},
+    "laid": lambda case: altered.laid(case, "expanded"),
+    "zeroed": lambda case: altered.zeroed(case, next(iter(case.inputs))),
+    "beside": lambda case: altered.beside(case, [*case.dims][-1], 1) if case.dims else None,
+}  # fmt: skip
+
+
+def test_every_alteration_is_tried() -> None:
+    made = {n for n, f in vars(altered).items() if inspect.isfunction(f) and f.__module__ == altered.__name__}
+    assert {n for n in made if n[0] != "_"} == {*ALTERED, "filled"}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_an_altered_case_reads_the_results_of_its_own_inputs(name: str) -> None:
+    """As a case does that is made of these inputs, in every gradient that reads results."""
+    changed = 0
+    for row in (r for r in registry.ops() if r.vjp_rule and {a.name for a in r.signature.outputs} & {*r.rule.reads}):
+        case = with_results(draw_case(row, 1, "normal", "small", "vjp"), FLOAT32)
+        if (other := ALTERED[name](case)) is None:
+            continue
+        arrays = {**other.inputs, **other.cotangents}
+        wanted = build_case(row, other.values, arrays, generator("fresh"), which="vjp").arguments
+        for array, x in with_results(other, FLOAT32).arguments.items():
+            assert x is wanted[array] or np.array_equal(x, wanted[array], equal_nan=True), (row.name, array)
+            changed += array not in arrays and not np.array_equal(x, case.arguments[array], equal_nan=True)
+    assert changed

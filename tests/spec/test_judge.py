@@ -2,7 +2,6 @@
 what it cannot tell."""
 
 import ctypes
-import inspect
 import itertools
 import json
 import os
@@ -19,18 +18,16 @@ import tlspec
 from tests import ROOT, python_path
 from tlspec import references, registry
 from tlspec.__main__ import main
-from tlspec.draw.cases import Case, Expected, build_case, draw_case
-from tlspec.draw.data import generator
+from tlspec.draw.cases import Expected, draw_case
 from tlspec.formats import FORMATS
-from tlspec.judge import Report, altered, check
+from tlspec.judge import Report, check
 from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.blocks import ARRAY, blocks_of, independent_dimensions
 from tlspec.judge.example import Example
 from tlspec.judge.shrink import resized
-from tlspec.judge.trial import Trial, with_results
+from tlspec.judge.trial import Trial
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-FLOAT32 = FORMATS["float32"]
 #: the default cases but for the large one and its like, where a defect shows in small ones
 SMALL: dict[str, Any] = {"cases": {"small": 24, "edges": 2}, "sensitive": False, "repeats": 50}
 #: the arguments of kernels that take any
@@ -258,37 +255,6 @@ def test_results_that_a_gradient_reads_are_rounded_once() -> None:
     case = "vjp:50000:normal:edges"
     report = check(None, "gru_cell", backward=gradient, dtype="float16", case=case, isolate=False, sensitive=False)
     assert report.ok and report.neighbours, report
-
-
-#: other cases of a case's shapes; `filled` is about whole numbers, which no gradient that reads results takes
-ALTERED: dict[str, Callable[[Case], Case | None]] = {
-    **{f.__name__: f for f in (altered.halved, altered.touched, altered.permuted, altered.falling, altered.tied,
-                               altered.expanded, altered.plain, altered.without, altered.otherwise, altered.shared)},
-    "laid": lambda case: altered.laid(case, "expanded"),
-    "zeroed": lambda case: altered.zeroed(case, next(iter(case.inputs))),
-    "beside": lambda case: altered.beside(case, [*case.dims][-1], 1) if case.dims else None,
-}  # fmt: skip
-
-
-def test_every_alteration_is_tried() -> None:
-    made = {n for n, f in vars(altered).items() if inspect.isfunction(f) and f.__module__ == altered.__name__}
-    assert {n for n in made if n[0] != "_"} == {*ALTERED, "filled"}
-
-
-@pytest.mark.parametrize("name", ALTERED)
-def test_an_altered_case_reads_the_results_of_its_own_inputs(name: str) -> None:
-    """As a case does that is made of these inputs, in every gradient that reads results."""
-    changed = 0
-    for row in (r for r in registry.ops() if r.vjp_rule and {a.name for a in r.signature.outputs} & {*r.rule.reads}):
-        case = with_results(draw_case(row, 1, "normal", "small", "vjp"), FLOAT32)
-        if (other := ALTERED[name](case)) is None:
-            continue
-        arrays = {**other.inputs, **other.cotangents}
-        wanted = build_case(row, other.values, arrays, generator("fresh"), which="vjp").arguments
-        for array, x in with_results(other, FLOAT32).arguments.items():
-            assert x is wanted[array] or np.array_equal(x, wanted[array], equal_nan=True), (row.name, array)
-            changed += array not in arrays and not np.array_equal(x, case.arguments[array], equal_nan=True)
-    assert changed
 
 
 def test_a_reference_of_ones_own_is_enough() -> None:
