@@ -8,7 +8,7 @@ import torch
 
 from tlrt.torch.routes.base import aten, route
 
-#: rows of a block, as many as libraries of linear algebra invert
+#: rows of a block, a power of two
 ROWS = 16
 
 
