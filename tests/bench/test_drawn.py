@@ -49,7 +49,9 @@ def count_numbers(result: Any) -> int:
 
 
 def test_both_sides_make_as_many_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip(
+        "torch", "2.12", reason="2.11 has no gradients of a group norm without weights on a CPU"
+    )
     monkeypatch.setattr(drawn, "LARGEST", {False: (1e6, 1e8)})
     device, wrong = tlrt.device("cpu"), {}
     for index in range(len(drawn.pairs())):

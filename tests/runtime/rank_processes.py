@@ -26,7 +26,8 @@ def run(
         start = [sys.executable, "-m", "tlrt", "launch", "-n", str(ranks), "--grace", "4"]
     elif starter == "mpirun":
         pytest.importorskip("mpi4py")
-    environment = {**os.environ, "PYTHONPATH": python_path(), "TORCHLEAN_CPU_THREADS": "1", **variables}
+    as_root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")  # as containers do
+    environment = {**os.environ, **as_root, "PYTHONPATH": python_path(), "TORCHLEAN_CPU_THREADS": "1", **variables}
     for name in ("RANK", "WORLD_SIZE"):
         environment.pop(name, None)
     command = [*map(str, start), PROGRAM, *arguments]

@@ -454,7 +454,7 @@ def _group_norm_of_torch(x: Any, gamma: Any, beta: Any, eps: float) -> Any:
     import torch
 
     b, k, c, p = x.shape
-    weights = (None if w is None else w.reshape(-1) for w in (gamma, beta))
+    weights = (None if w is None else w.reshape(-1).contiguous() for w in (gamma, beta))
     out, *found = torch.native_group_norm(x.reshape(b, k * c, p).contiguous(), *weights, b, k * c, p, k, eps)
     return out.reshape(x.shape), *found
 

@@ -422,7 +422,7 @@ def check(
     formulas : str, callable or a sequence of these
         Other formulas that the kernel may follow, by name or as references in NumPy (:mod:`tlspec.judge.formulas`).
     progress : callable, optional
-        Called with a line of text after each case.
+        Called with a line of text before each case.
     isolate : bool, optional
         Whether the kernel runs in a process of its own, which holds no expected values (:mod:`tlspec.judge.apart`). By default
         it does where it can be sent there, and the report says so; True refuses what cannot, False runs every kernel here.
@@ -541,6 +541,8 @@ def check(
             if judge.ended:
                 report.notes.append(f"{which}: ended after {i} of {len(drawn)} cases, as the kernel's process did")
                 break
+            if progress is not None:
+                progress(f"{which}: case {i + 1} of {len(drawn)}")
             beyond = next((n for n in (2**17, 2**16) if is_long(each, n)), 0)
             if beyond and slowest > SLOW_SECONDS / (2 if beyond > 2**16 else 1):
                 note = f"lengths beyond {beyond:,} were not tried, as a case took {slowest:.1f} s"
@@ -566,8 +568,6 @@ def check(
                 repetition.batches(judge, each)
                 if others:
                     repetition.laid_otherwise(judge, each, ways[len(repeated) % len(ways)])
-            if progress is not None:
-                progress(f"{which}: case {i + 1} of {len(drawn)}")
         if which == "forward" and fmt is out and fmt.name == "float32" and not judge.ended:
             judge.laws(range(seed, seed + 2))
         if not report.findings:

@@ -12,6 +12,7 @@
  * offsets of large kernels some at a time (cuda/conv/conv.cuh). */
 #pragma once
 
+#include "core/dims.h"
 #include "integer.h"
 
 enum { TL_CONV_RANK = 8 };
@@ -24,7 +25,7 @@ typedef struct tl_conv_shape {
 } tl_conv_shape;
 
 /* Axes on which nothing happens (kernel and stride 1, no padding) are joined with their neighbours of that kind, so a
- * 1×1 convolution has one axis and a run along the last axis is as long as it can be. `dilation` is NULL where all are 1. */
+ * 1×1 convolution has one axis and a run along the last axis is as long as it can be. */
 TL_HD tl_conv_shape tl_conv_merge(int32_t rank, const int64_t *in, const int64_t *out, const int64_t *kernel,
                                   const int64_t *stride, const int64_t *padding, const int64_t *dilation)
 {
@@ -46,11 +47,20 @@ TL_HD tl_conv_shape tl_conv_merge(int32_t rank, const int64_t *in, const int64_t
         s.out[s.rank] = out[d];
         s.kernel[s.rank] = kernel[d];
         s.stride[s.rank] = plain ? 1 : stride[d];
-        s.dilation[s.rank] = !dilation || kernel[d] == 1 ? 1 : dilation[d];
+        s.dilation[s.rank] = kernel[d] == 1 ? 1 : dilation[d];
         s.padding[s.rank++] = padding[d];
         plain_before = plain;
     }
     return s;
+}
+
+/* The dilations and the output's padding where there are none. */
+static const tl_dims tl_conv_ones = {TL_CONV_RANK, {1, 1, 1, 1, 1, 1, 1, 1}}, tl_conv_zeros = {TL_CONV_RANK, {0}};
+
+static inline tl_conv_shape tl_conv_shape_of(const tl_dims *large, const tl_dims *small, const tl_dims *kernel,
+                                             const tl_dims *stride, const tl_dims *dilation, const tl_dims *padding)
+{
+    return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d, dilation->d);
 }
 
 /* A gather. Position j (row-major over `count`) and tap t (row-major over `taps`) read the source at

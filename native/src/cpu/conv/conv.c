@@ -93,15 +93,6 @@ static int32_t bias_sums(tl_context *ctx, const float *g, int64_t batch, int64_t
     return status;
 }
 
-/* The dilations and the output's padding where there are none. */
-static const tl_dims ONES = {TL_CONV_RANK, {1, 1, 1, 1, 1, 1, 1, 1}}, ZEROS = {TL_CONV_RANK, {0}};
-
-static tl_conv_shape shape_of(const tl_dims *large, const tl_dims *small, const tl_dims *kernel, const tl_dims *stride,
-                              const tl_dims *dilation, const tl_dims *padding)
-{
-    return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d, dilation->d);
-}
-
 /* The gradients of conv, or of conv_transpose, whose x is the small array. */
 static int32_t gradients(tl_context *ctx, const tl_conv_shape *s, int transposed, int64_t batch, int64_t groups,
                          int64_t in_channels, int64_t out_channels, const float *x, const float *w, const float *g,
@@ -121,16 +112,16 @@ int32_t tl_cpu_conv(tl_context *ctx, const float *x, const float *w, const float
                     const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
                     const tl_dims *padding, float *out)
 {
-    return tl_cpu_conv_grouped(ctx, x, w, b, batch, 1, in_channels, spatial, out_channels, kernel, stride, &ONES,
-                               padding, padding, out);
+    return tl_cpu_conv_grouped(ctx, x, w, b, batch, 1, in_channels, spatial, out_channels, kernel, stride,
+                               &tl_conv_ones, padding, padding, out);
 }
 
 int32_t tl_cpu_conv_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
                         int64_t in_channels, const tl_dims *spatial, int64_t out_channels, const tl_dims *kernel,
                         const tl_dims *stride, const tl_dims *padding, float *gx, float *gw, float *gb)
 {
-    return tl_cpu_conv_grouped_bwd(ctx, x, w, g, batch, 1, in_channels, spatial, out_channels, kernel, stride, &ONES,
-                                   padding, padding, gx, gw, gb);
+    return tl_cpu_conv_grouped_bwd(ctx, x, w, g, batch, 1, in_channels, spatial, out_channels, kernel, stride,
+                                   &tl_conv_ones, padding, padding, gx, gw, gb);
 }
 
 int32_t tl_cpu_conv_transpose(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
@@ -138,7 +129,7 @@ int32_t tl_cpu_conv_transpose(tl_context *ctx, const float *x, const float *w, c
                               const tl_dims *stride, const tl_dims *padding, float *out)
 {
     return tl_cpu_conv_transpose_grouped(ctx, x, w, b, batch, 1, in_channels, spatial, out_channels, kernel, stride,
-                                         &ONES, padding, padding, &ZEROS, out);
+                                         &tl_conv_ones, padding, padding, &tl_conv_zeros, out);
 }
 
 int32_t tl_cpu_conv_transpose_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
@@ -147,7 +138,7 @@ int32_t tl_cpu_conv_transpose_bwd(tl_context *ctx, const float *x, const float *
                                   float *gw, float *gb)
 {
     return tl_cpu_conv_transpose_grouped_bwd(ctx, x, w, g, batch, 1, in_channels, spatial, out_channels, kernel, stride,
-                                             &ONES, padding, padding, &ZEROS, gx, gw, gb);
+                                             &tl_conv_ones, padding, padding, &tl_conv_zeros, gx, gw, gb);
 }
 
 int32_t tl_cpu_conv_grouped(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
@@ -156,7 +147,7 @@ int32_t tl_cpu_conv_grouped(tl_context *ctx, const float *x, const float *w, con
                             const tl_dims *padding_low, const tl_dims *padding_high, float *out)
 {
     const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
-    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s = tl_conv_shape_of(spatial, &size, kernel, stride, dilation, padding_low);
     return convolve(ctx, &s, 0, batch, groups, in_channels, out_channels, x, w, b, out);
 }
 
@@ -167,7 +158,7 @@ int32_t tl_cpu_conv_grouped_bwd(tl_context *ctx, const float *x, const float *w,
                                 float *gb)
 {
     const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
-    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s = tl_conv_shape_of(spatial, &size, kernel, stride, dilation, padding_low);
     return gradients(ctx, &s, 0, batch, groups, in_channels, out_channels, x, w, g, gx, gw, gb);
 }
 
@@ -179,7 +170,7 @@ int32_t tl_cpu_conv_transpose_grouped(tl_context *ctx, const float *x, const flo
 {
     const tl_dims size =
         tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
-    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s = tl_conv_shape_of(&size, spatial, kernel, stride, dilation, padding_low);
     return convolve(ctx, &s, 1, batch, groups, in_channels, out_channels, x, w, b, out);
 }
 
@@ -192,6 +183,6 @@ int32_t tl_cpu_conv_transpose_grouped_bwd(tl_context *ctx, const float *x, const
 {
     const tl_dims size =
         tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
-    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s = tl_conv_shape_of(&size, spatial, kernel, stride, dilation, padding_low);
     return gradients(ctx, &s, 1, batch, groups, in_channels, out_channels, x, w, g, gx, gw, gb);
 }

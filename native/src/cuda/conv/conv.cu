@@ -58,13 +58,6 @@ int32_t bias_sums(tl_context *ctx, const float *g, int64_t batch, int64_t channe
     return tl_cuda_column_sums(ctx, images, 1, batch, channels, 0, gb);
 }
 
-tl_conv_shape shape_of(const tl_dims *large, const tl_dims *small, const tl_dims *kernel, const tl_dims *stride,
-                       const tl_dims *dilation, const tl_dims *padding)
-{
-    return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d,
-                         dilation ? dilation->d : nullptr);
-}
-
 /* The gradients of conv, or of conv_transpose, whose x is the small array. */
 int32_t gradients(tl_context *ctx, const tl_conv_shape &s, bool transposed, int64_t batch, int64_t groups,
                   int64_t in_channels, int64_t out_channels, const float *x, const float *w, const float *g, float *gx,
@@ -91,9 +84,8 @@ extern "C" int32_t tl_cuda_conv(tl_context *ctx, const float *x, const float *w,
                                 int64_t in_channels, const tl_dims *spatial, int64_t out_channels,
                                 const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *out)
 {
-    const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, nullptr, padding);
-    return product(ctx, {s, false, batch, 1, in_channels, out_channels, x, w, b, out});
+    return tl_cuda_conv_grouped(ctx, x, w, b, batch, 1, in_channels, spatial, out_channels, kernel, stride,
+                                &tl_conv_ones, padding, padding, out);
 }
 
 extern "C" int32_t tl_cuda_conv_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
@@ -101,9 +93,8 @@ extern "C" int32_t tl_cuda_conv_bwd(tl_context *ctx, const float *x, const float
                                     const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *gx,
                                     float *gw, float *gb)
 {
-    const tl_dims size = tl_conv_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, nullptr, padding);
-    return gradients(ctx, s, false, batch, 1, in_channels, out_channels, x, w, g, gx, gw, gb);
+    return tl_cuda_conv_grouped_bwd(ctx, x, w, g, batch, 1, in_channels, spatial, out_channels, kernel, stride,
+                                    &tl_conv_ones, padding, padding, gx, gw, gb);
 }
 
 extern "C" int32_t tl_cuda_conv_transpose(tl_context *ctx, const float *x, const float *w, const float *b,
@@ -111,9 +102,8 @@ extern "C" int32_t tl_cuda_conv_transpose(tl_context *ctx, const float *x, const
                                           int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
                                           const tl_dims *padding, float *out)
 {
-    const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, nullptr, padding);
-    return product(ctx, {s, true, batch, 1, in_channels, out_channels, x, w, b, out});
+    return tl_cuda_conv_transpose_grouped(ctx, x, w, b, batch, 1, in_channels, spatial, out_channels, kernel, stride,
+                                          &tl_conv_ones, padding, padding, &tl_conv_zeros, out);
 }
 
 extern "C" int32_t tl_cuda_conv_transpose_bwd(tl_context *ctx, const float *x, const float *w, const float *g,
@@ -121,9 +111,8 @@ extern "C" int32_t tl_cuda_conv_transpose_bwd(tl_context *ctx, const float *x, c
                                               int64_t out_channels, const tl_dims *kernel, const tl_dims *stride,
                                               const tl_dims *padding, float *gx, float *gw, float *gb)
 {
-    const tl_dims size = tl_conv_transpose_out(spatial, kernel, stride, padding);
-    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, nullptr, padding);
-    return gradients(ctx, s, true, batch, 1, in_channels, out_channels, x, w, g, gx, gw, gb);
+    return tl_cuda_conv_transpose_grouped_bwd(ctx, x, w, g, batch, 1, in_channels, spatial, out_channels, kernel,
+                                              stride, &tl_conv_ones, padding, padding, &tl_conv_zeros, gx, gw, gb);
 }
 
 extern "C" int32_t tl_cuda_conv_grouped(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
@@ -133,7 +122,7 @@ extern "C" int32_t tl_cuda_conv_grouped(tl_context *ctx, const float *x, const f
                                         const tl_dims *padding_high, float *out)
 {
     const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
-    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s = tl_conv_shape_of(spatial, &size, kernel, stride, dilation, padding_low);
     return product(ctx, {s, false, batch, groups, in_channels, out_channels, x, w, b, out});
 }
 
@@ -144,7 +133,7 @@ extern "C" int32_t tl_cuda_conv_grouped_bwd(tl_context *ctx, const float *x, con
                                             const tl_dims *padding_high, float *gx, float *gw, float *gb)
 {
     const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
-    const tl_conv_shape s = shape_of(spatial, &size, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s = tl_conv_shape_of(spatial, &size, kernel, stride, dilation, padding_low);
     return gradients(ctx, s, false, batch, groups, in_channels, out_channels, x, w, g, gx, gw, gb);
 }
 
@@ -157,7 +146,7 @@ extern "C" int32_t tl_cuda_conv_transpose_grouped(tl_context *ctx, const float *
 {
     const tl_dims size =
         tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
-    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s = tl_conv_shape_of(&size, spatial, kernel, stride, dilation, padding_low);
     return product(ctx, {s, true, batch, groups, in_channels, out_channels, x, w, b, out});
 }
 
@@ -171,6 +160,6 @@ extern "C" int32_t tl_cuda_conv_transpose_grouped_bwd(tl_context *ctx, const flo
 {
     const tl_dims size =
         tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
-    const tl_conv_shape s = shape_of(&size, spatial, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s = tl_conv_shape_of(&size, spatial, kernel, stride, dilation, padding_low);
     return gradients(ctx, s, true, batch, groups, in_channels, out_channels, x, w, g, gx, gw, gb);
 }

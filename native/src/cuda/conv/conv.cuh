@@ -1,10 +1,8 @@
-/* The products that convolutions consist of, on CUDA: positions and taps as conv/mma_product.cu and conv/mma_weights.cu see
- * them.
+/* The products that convolutions consist of, on CUDA: positions and taps as mma_product.cu and mma_weights.cu see them.
  *
  * Which taps of a position fall inside the source is one bit per tap, worked out once per position; a load is then an
- * addition, a bit test and a copy that fills in zeros. Taps are taken CHUNK at a time so that the bits fit one word.
- * Within a chunk the order is channel by channel, tap by tap, so with
- * at most CHUNK taps it is the order of formula/conv_geometry.h. */
+ * addition, a bit test and a copy that fills in zeros. Taps are taken CHUNK at a time so that the bits fit one word. Within
+ * a chunk the order is channel by channel, tap by tap: with at most CHUNK taps that of formula/conv_geometry.h. */
 #pragma once
 
 #include "cuda/conv/select.h"

@@ -1,6 +1,5 @@
-/* Which algorithm computes a convolution's product on CUDA, as a pure function of its shape, the mode and the device.
- An algorithm's name is its
- * file's. The batch decides nothing that a product's bits depend on. */
+/* Which algorithm computes a convolution's product on CUDA, as a pure function of its shape, the mode and the device. An
+ * algorithm's name is its file's. The batch decides nothing that a product's bits depend on. */
 #pragma once
 
 #include "formula/chain.h"
@@ -34,10 +33,10 @@ typedef struct tl_conv_device {
 } tl_conv_device;
 
 enum {
-    TL_CONV_AXES = 3, /* of the kernels other than mma and chain */
-    TL_CONV_MAX_EXTENT = 1
-        << 28,              /* extents, paddings, strides and dilated kernels below this keep coordinates in int32 */
+    TL_CONV_AXES = 3,       /* of the kernels other than mma and chain */
     TL_CONV_MAX_PHASES = 8, /* of a launch: 2 x 2 x 2 strides */
+    /* Extents, paddings, strides and dilated kernels below this keep coordinates in int32. */
+    TL_CONV_MAX_EXTENT = 1 << 28,
     /* Columns of the inner dimension from which on tensor cores are used: a chain's errors (the operands' last bits, the dropped
      * product of the low parts, 12 truncated accumulations) stay below 36 roundings, so that from 64 columns on a sum is within
      * the bound of one rounding per column, whose height the rows declare. */
@@ -62,8 +61,7 @@ TL_HD int tl_conv_is_small(const tl_conv_shape *s)
 enum {
     TL_CONV_MAX_DIRECT_CHANNELS = 8, /* of a group, and rows: with more, tensor cores are faster */
     TL_CONV_MAX_DIRECT_TAPS = 16384,
-    TL_CONV_MAX_CHAIN_PAIRS =
-        4, /* of channels and rows of a group whose chains are shorter than a tile (device/chain.cuh) takes */
+    TL_CONV_MAX_CHAIN_PAIRS = 4, /* of channels and rows of a group, with chains shorter than a tile takes */
 };
 
 /* On no axis both a stride and a dilation. */
