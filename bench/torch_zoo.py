@@ -155,7 +155,7 @@ FURTHER: Mapping[str, Make] = {
     **_each(_vision, "inception_v3 googlenet", 96, aux_logits=False, init_weights=False),
     **_each(_timm, "ghostnet_100 repvgg_a0 dm_nfnet_f0 hrnet_w18_small convmixer_768_32 mobilenetv4_conv_small fastvit_t8 "
                    "resnest14d skresnet18 mobilevit_xxs poolformer_s12 edgenext_xx_small", 64),
-    **_each(_timm, "coatnet_nano_rw_224 efficientformer_l1 mixer_s32_224 resmlp_12_224 xcit_nano_12_p16_224 gcvit_xxtiny "
+    **_each(_timm, "coatnet_nano_rw_224 efficientformer_l1 mixer_s32_224 resmlp_12_224 xcit_nano_12_p16_224 "
                    "levit_128s hiera_tiny_224 tiny_vit_5m_224 swinv2_cr_tiny_224 focalnet_tiny_srf twins_svt_small pvt_v2_b0 "
                    "visformer_tiny"),
     **_each(_timm, "maxvit_rmlp_pico_rw_256", 256),
