@@ -71,8 +71,9 @@ verify: $(ENV_TEST) lib
 verify emulated: export MALLOC_MMAP_THRESHOLD_ = 1073741824
 verify emulated: export MALLOC_TRIM_THRESHOLD_ = 2147483648
 
-# Tests run in as many processes as there are cores: NumPy's products take one thread in each.
+# Tests run in as many processes as there are cores: products of NumPy and operators of PyTorch take one thread in each.
 test sanitize: export OPENBLAS_NUM_THREADS = 1
+test sanitize: export OMP_NUM_THREADS = 1
 
 test: $(ENV_TEST) lib
 	OPS='$(OPS)' $(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST)
