@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import itertools
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from tlspec.formats import FORMATS, Format
 #: numbers that every format holds, NaN and both zeros
 HELD = np.array([[1.0, -2.0, 0.0, -0.0], [0.5, np.nan, 448.0, 2.0**-6], [-0.25, 3.0, 6.0, -384.0]])
 SPARES = 1e300, np.inf, 0.1, -1e-300
+#: of the axes of arrays that lie in memory in several ways
+LENGTHS = 2, 3, 5, 7, 4
 HAS_ML_DTYPES = importlib.util.find_spec("ml_dtypes") is not None
 
 
@@ -128,6 +131,28 @@ def test_a_strided_array_has_gaps_of_nan(library: Arrays, formats: list[Format])
             memory = np.ctypeslib.as_array((ctypes.c_ubyte * (last - first)).from_address(first))
             gaps = np.concatenate([memory, np.zeros(size, np.uint8)]).view(format.unsigned)[1::2][:-1]
             assert np.isnan(format.decode(gaps)).all()
+
+
+@pytest.mark.parametrize("rank", range(1, 6))
+def test_layouts_lie_as_they_say(rank: int) -> None:
+    """Arrays with too few axes lie as in the next simpler layout."""
+    x, axes = np.arange(840, dtype=np.float32)[: math.prod(LENGTHS[:rank])].reshape(LENGTHS[:rank]), [*range(rank)]
+    moved = {
+        "transposed": axes[::-1],
+        "inner": [*axes[:-3], *axes[-2:-4:-1], *axes[-1:]],
+        "channels": [*axes[:1], *axes[2:], 1],
+    }
+    permuted = {k for k in moved if rank > 2 or (rank == 2 and k == "transposed")}
+    for layout in arrays.LAYOUTS:
+        made = arrays.get("numpy").put(x.view(np.uint32), "float32", layout=layout)
+        assert np.array_equal(made, x), layout
+        order = moved[layout] if layout in permuted else axes
+        dense = layout in {*permuted, "offset", "backwards", "expanded"}
+        gaps, room = layout == "gaps" or not (dense or rank > 1), layout in {"rows", *moved} - permuted and rank > 1
+        lengths = [n + arrays.ROOM * (room and a == axes[-1]) for a, n in enumerate(x.shape)]
+        steps = {a: math.prod(lengths[b] for b in order[i + 1 :]) * (1 + gaps) for i, a in enumerate(order)}
+        sign = -1 if layout == "backwards" else 1
+        assert made.strides == tuple(sign * x.itemsize * steps[a] for a in axes), layout
 
 
 def test_an_input_is_copied_and_bits_are_a_snapshot(writable: Arrays) -> None:

@@ -152,6 +152,10 @@ def test_tree_bound() -> None:
     # short trees are held to their worst case, long ones to the probabilistic bound
     for h, t in zip((1, 56, 57, 200), (tolerances[1], *tolerances[3:]), strict=True):
         assert t == min(h, bounds.LAMBDA * h**0.5) * (bounds.U * 7.0 + bounds.TINY / 2) + bounds.spacing(3.0) / 2
+    # of terms near 0 each rounding loses half the smallest number
+    for h in (1, 5, 200):
+        t = float(bounds.tree(lambda h=h: h).tolerance(sum_, [sum_(0 * x)], {"x": 0 * x}, {})[0])
+        assert t == (min(h, bounds.LAMBDA * h**0.5) + 1) * bounds.TINY / 2
 
 
 def row_sum(x: np.ndarray) -> np.ndarray:

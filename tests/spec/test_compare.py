@@ -6,7 +6,7 @@ import pytest
 from tlspec.bounds import FREE, OVERFLOW, spacing
 from tlspec.compare import BLOCK, Comparison, _judge, _near, compare, reproduction, same_bits
 from tlspec.draw.cases import draw_case
-from tlspec.formats import FORMATS
+from tlspec.formats import FORMATS, Format
 
 F32_MAX = float(np.finfo(np.float32).max)
 
@@ -53,6 +53,14 @@ def one(got: float, ref: float, tol: float = 0.0, **options: bool) -> bool:
 )
 def test_one_element(got: float, ref: float, tol: float, ok: bool) -> None:
     assert one(got, ref, tol) is ok
+
+
+@pytest.mark.parametrize("f", [f for f in FORMATS.values() if f.overflow < np.inf], ids=lambda f: f.name)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_result_beyond_its_format_passes_where_the_tolerance_reaches_that_far(f: Format, sign: int) -> None:
+    ref, beyond = sign * f.largest / 2, sign * np.inf if f.infinite else np.nan
+    for tol, ok in ((f.overflow - f.largest / 2, True), (f.overflow - f.largest / 2 - f.spacing(f.largest), False)):
+        assert compare(np.array([beyond]), np.array([ref]), np.array([tol]), format=f).ok == ok
 
 
 def test_signed_zeros() -> None:

@@ -79,6 +79,15 @@ def test_a_planted_dependence_is_found(axis: str, function: Any) -> None:
     assert found.verdict == "varies" and found[axis].differing and found[axis].first, found
 
 
+@pytest.mark.parametrize("length", [1, 5, 48])
+def test_every_length_of_a_sequence_is_compared(length: int) -> None:
+    def function(x: np.ndarray) -> np.ndarray:
+        return x + np.float32(x.shape[1] == length and len(x) > 1)
+
+    found = invariance(function, "x[batch, seq]", axes="batch")["batch"]
+    assert (found.trials, found.differing) == (3 * 133, 133) and f"{length} positions" in found.first
+
+
 @pytest.mark.parametrize("function", [np.tanh, lambda x: np.ascontiguousarray(x).sum(axis=1, keepdims=True)])
 def test_an_invariant_function_has_no_finding(function: Any) -> None:
     found = invariance(function, X)

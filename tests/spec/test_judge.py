@@ -18,14 +18,16 @@ import tlspec
 from tests import ROOT, python_path
 from tlspec import references, registry
 from tlspec.__main__ import main
-from tlspec.draw.cases import Expected, draw_case
+from tlspec.draw.cases import Case, Expected, draw_case
 from tlspec.formats import FORMATS
-from tlspec.judge import Report, check
+from tlspec.judge import Report, check, kept
 from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.blocks import ARRAY, blocks_of, independent_dimensions
 from tlspec.judge.example import Example
+from tlspec.judge.report import Finding
 from tlspec.judge.shrink import resized
-from tlspec.judge.trial import Trial
+from tlspec.judge.trial import Trial, quantised
+from tlspec.running import ErrorArray
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 #: the default cases but for the large one and its like, where a defect shows in small ones
@@ -361,6 +363,46 @@ def test_reports_can_be_kept() -> None:
     assert "pass: " in str(report)
 
 
+@pytest.mark.parametrize("counts", [{"value": 3}, {"value": 4}, {"law": 1, "value": 5, "alias": 4}], ids=str)
+def test_a_report_says_how_many_findings_it_leaves_out(counts: dict[str, int]) -> None:
+    report = Report("kernel", "exp", "float32", "numpy", "any order of sums")
+    report.findings = [Finding(kind, f"case {i}", "again") for kind, n in counts.items() for i in range(n)]
+    lines = str(report).splitlines()
+    for kind, n in counts.items():
+        assert [line for line in lines if line.startswith(f"{kind}: ")] == [
+            f"{kind}: case {i}" for i in range(min(n, 3))
+        ]
+        assert (f"... and {n - 3} more of the kind {kind}" in lines) == (n > 3)
+
+
+def test_no_case_has_a_seed_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn cases, those of laws, and those with other parameters."""
+    seeds, drawn = set[int](), kept.drawn
+
+    def counted(op: registry.Op, seed: int, *words: str) -> Case:
+        seeds.add(seed)
+        return drawn(op, seed, *words)
+
+    monkeypatch.setattr(kept, "drawn", counted)
+    check(layer_norm, "layer_norm", seed=7000, isolate=False, **SMALL)
+    assert min(seeds) == 7000, seeds
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_every_result_belongs_to_the_caller(place: int) -> None:
+    """Who may write to it: a kernel that returns an array again returns what was written."""
+    known: dict[Any, np.ndarray] = {}
+
+    def kernel(x: np.ndarray) -> tuple[np.ndarray, ...]:
+        made = [x * np.float32(k) for k in (2, 4, 8)]
+        made[place] = known.setdefault((x.shape, x.tobytes()), made[place])
+        return tuple(made)
+
+    options: dict[str, Any] = {"reference": lambda x: (2 * x, 4 * x, 8 * x), "data": "normal", "isolate": False,
+                               "inputs": "x[rows, cols] -> a[rows, cols], b[rows, cols], c[rows, cols]"}  # fmt: skip
+    assert kinds(check(kernel, **options, **SMALL)) & {"value", "stale"}
+
+
 @pytest.mark.parametrize(("arguments", "status", "text"), [
     (["softmax", "--op", "softmax"], 0, "pass"), (["wrong", "--op", "softmax"], 1, "fail"),
     (["missing", "--op", "softmax"], 2, "no function or class missing"),
@@ -611,6 +653,19 @@ def test_indices_are_whole_numbers_whatever_the_format_of_the_arrays_is() -> Non
 
 def test_the_zero_of_a_maximum_may_have_either_sign() -> None:
     assert check(lambda a, b: np.where((a > b) | np.isnan(a), a, b), "max", empty=False, data="special", **SMALL).ok
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_whatever_lies_within_the_errors_is_rounded_to_what_passes(name: str) -> None:
+    """Also where the errors reach into the next binade."""
+    row, format, model = registry.get("reduce_sum_axis1"), FORMATS[name], arithmetic(name, accumulate="bf16")
+    case = resized(draw_case(row, 0, "uniform", "small"), {"rows": 4000, "cols": 5})
+    assert case is not None
+    case = quantised(case, format)
+    made = np.sum(ErrorArray(case.wide["x"], 0.0, model), axis=1)
+    for step in (-1, 1):
+        got = format.round(made.value + step * made.error)
+        assert Trial(case, format, model).compare([got])[0].ok
 
 
 def test_a_sum_is_rounded_where_it_is_kept() -> None:

@@ -1,5 +1,6 @@
 """What the judge takes for a kernel, a reference and a case, and what it refuses."""
 
+import argparse
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 
 from tests.spec.test_judge import softmax, softmax_vjp
+from tlspec import __main__ as command
 from tlspec import arrays
 from tlspec.__main__ import main
-from tlspec.judge import check
+from tlspec.judge import check, commands
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -82,3 +84,42 @@ def test_the_command_in_a_terminal(capsys: pytest.CaptureFixture[str], monkeypat
                             ("no_such_module:softmax", "No module named 'no_such_module'")):  # fmt: skip
         assert main(["check", kernel, "--op", "softmax"]) == 2
         assert message in capsys.readouterr().err
+
+
+#: by command: the function that it calls, where it is, and the words that it needs
+COMMANDS: dict[str, tuple[Any, str, list[str]]] = {
+    "check": (command, "check", ["numpy:exp", "--op", "exp"]),
+    "invariance": (commands, "invariance", ["numpy:exp", "--inputs", "x[batch, 4]"]),
+    "task": (commands, "check_task", ["task.py", "--with", "kernel.py"]),
+}
+#: values of options that are neither any word nor a number; and options that say what becomes of a report
+VALUES = {"--reference": "numpy:log", "--shapes": "rows=4", "--fixed": "eps=2", "--length": "seq=3", "--set": "N=3"}
+WRITTEN = {"--json", "--html", "--hashes", "--help"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_is_passed_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each alone changes what is called."""
+    module, function, needed = COMMANDS[name]
+    calls: list[Any] = []
+    options: dict[str, argparse.Action] = {}
+    add = argparse.ArgumentParser.add_argument
+
+    def called(*given: Any, **words: Any) -> Any:
+        calls.append((given, {k: v for k, v in words.items() if k != "progress"}))
+        raise ValueError("called")
+
+    def added(self: argparse.ArgumentParser, *words: Any, **more: Any) -> Any:
+        found = add(self, *words, **more)
+        options.update({words[0]: found} if self.prog.endswith(f" {name}") else {})
+        return found
+
+    monkeypatch.setattr(module, function, called)
+    monkeypatch.setattr(argparse.ArgumentParser, "add_argument", added)
+    main([name, *needed])
+    for option, action in options.items():
+        if not option.startswith("--") or option in WRITTEN:
+            continue
+        value = [] if action.nargs == 0 else [VALUES.get(option, "3" if action.type in (int, float) else "fp16")]
+        main([name, *needed, option, *value])
+        assert calls[-1] != calls[0], option

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tlspec.draw.cases import draw_case
+from tlspec import registry
+from tlspec.draw.cases import data_classes, draw_case
 from tlspec.formats import FORMATS
 from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.mutants import MUTANTS
 from tlspec.judge.shrink import resized
 from tlspec.judge.trial import Trial
+from tlspec.signature import Array
 
 ROWS = [[1.0, 2.0], [3.0, 5.0]]
 FINE = [[1 + 2.0**-20, 2.0], [3.0, 5.0]]
@@ -50,3 +52,18 @@ def test_planted_results_are_what_their_names_say(
         assert planted is not None
         (found,) = planted
         assert np.array_equal(found, made, equal_nan=True), found
+
+
+def is_index(array: Array) -> bool:
+    return array.kind in ("u32", "index") or array.name == "mask"
+
+
+@pytest.mark.only(where=lambda row: any(is_index(a) for a in row.signature.inputs))
+def test_a_mask_or_an_index_is_off_by_one_in_every_row_that_has_any(row: registry.Op) -> None:
+    cases = (draw_case(row, seed, data, "small") for seed in range(20) for data in data_classes(row, "forward"))
+    assert any(_differs(Trial(case, FORMATS["float32"], None)) for case in cases)
+
+
+def _differs(trial: Trial) -> bool:
+    planted = MUTANTS["a mask or index off by one"](trial) or trial.outputs  # none where an optional mask is left out
+    return not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(planted, trial.outputs, strict=True))

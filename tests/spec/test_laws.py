@@ -115,6 +115,23 @@ def test_no_law_of_a_row_holds_whatever_the_results(row: Op) -> None:
             assert any(laws.check(law, Spoiled(), case)[0] > 1 for case in cases), law.text
 
 
+class Missing(laws.Spec):
+    """A world in which one result, that of a call, is no number."""
+
+    def __init__(self, call: int):
+        self.left = call
+
+    def results(self, case: Case) -> list[np.ndarray]:
+        self.left -= 1
+        return [r if self.left else np.full_like(r, np.nan) for r in super().results(case)]
+
+
+@pytest.mark.parametrize(("law", "right"), [case[:2] for case in CASES], ids=lambda x: getattr(x, "name", ""))
+def test_no_law_holds_where_one_side_is_no_number(law: Law, right: Op) -> None:
+    shares = [laws.check(law, Missing(1 + i % 2), draw_case(right, i, law.data[0], "medium"))[0] for i in range(8)]
+    assert max(shares) == np.inf
+
+
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "batchnorm_channel_first"])
 def test_a_shift_is_by_as_much_as_the_law_says(name: str) -> None:
     """What repeats after 3 obeys f(x + 3) = f(x), what repeats after 2 does not."""

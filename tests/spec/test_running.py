@@ -278,6 +278,19 @@ def test_results_of_numbers_within_their_errors_are_within_the_errors(function: 
         assert right.all(), (function, [p[0][~right] for p in pairs], steps)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("function", [*ELEMENTWISE, np.ldexp], ids=lambda f: f.__name__)
+def test_results_near_0_are_within_the_errors(function: np.ufunc) -> None:
+    """Which lose bits below the smallest number, and are so much off when they are scaled."""
+    tiny = f32([k * 2.0**-149 for k in (-5, -3, 1, 3, 7, 2**22 + 1)] + [1.3 * 2.0**-126, 1.7 * 2.0**-75, 0.3, -1.5])
+    pairs = [tiny[i.ravel()] for i in np.indices((len(tiny),) * function.nin)]
+    if function is np.ldexp:
+        pairs = [np.repeat(tiny, 5), np.tile([-150, -2, -1, 0, 1], len(tiny))]
+    made = function(*(tracked(x) if x.dtype == np.float32 else x for x in pairs))
+    made = made if isinstance(made, ErrorArray) else tracked(np.asarray(made))
+    assert within(f32(function(*pairs)) * f32(2.0**20), made * 2.0**20)
+
+
 def test_sums_of_integers_are_exact_and_cost_nothing() -> None:
     x = generator("integers").integers(-8, 9, (30, 40)).astype(np.float32)
     made = tracked(x) @ tracked(x).T + tracked(x).sum(axis=1)
