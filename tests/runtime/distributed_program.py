@@ -38,17 +38,13 @@ def batch(step: int, shard: int, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--math", default="reproducible")
-    parser.add_argument("--fault", default="")
-    parser.add_argument("--save", default="")
-    parser.add_argument("--every", type=int, default=3)
-    parser.add_argument("--load", default="")
-    parser.add_argument("--timeout", type=float, default=20.0)
+    for name, default in {
+        "steps": 6, "device": "cpu", "math": "reproducible", "fault": "", "save": "", "every": 3, "load": "", "timeout": 20.0,
+        "bucket": 1 << 20,
+    }.items():  # fmt: skip
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--groups", action="store_true")
     parser.add_argument("--transport")
-    parser.add_argument("--bucket", type=int, default=1 << 20)
     return parser.parse_args(words)
 
 

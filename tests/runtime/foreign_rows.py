@@ -37,11 +37,9 @@ def bits(x: Any) -> tuple[tuple[int, ...], bytes]:
 #: integers that are out of range of every array, by their type
 OUTSIDE = {
     "int64": [-1, -5, -(2**31), -(2**32), -(2**63), 2**32, 2**32 + 1, 2**33 + 2, 2**63 - 1],
-    "uint64": [2**32, 2**32 + 1, 2**63, 2**63 + 1, 2**64 - 1, 2**64 - 2**32],
-    "int32": [-1, -2, -(2**31)],
-    "int16": [-1, -(2**15)],
-    "int8": [-1, -128],
-}
+    "uint64": [2**32, 2**32 + 1, 2**63, 2**63 + 1, 2**64 - 1, 2**64 - 2**32], "int32": [-1, -2, -(2**31)],
+    "int16": [-1, -(2**15)], "int8": [-1, -128],
+}  # fmt: skip
 
 
 def outside(row: Op, kind: str) -> Iterator[tuple[list[Any], list[Any]]]:

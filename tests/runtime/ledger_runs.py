@@ -23,14 +23,9 @@ class Training:
     `at` says, and may change it."""
 
     def __init__(
-        self,
-        path: Path,
-        kind: str = "eager",
-        plant: Callable[..., None] | None = None,
-        refills: bool = False,
-        first: int = 0,
-        **options: Any,
-    ) -> None:
+        self, path: Path, kind: str = "eager", plant: Callable[..., None] | None = None, refills: bool = False,
+        first: int = 0, **options: Any,
+    ) -> None:  # fmt: skip
         self.path, self.kind, self.plant, self.options = path, kind, plant, {"checkpoint_every": EVERY, **options}
         self.total, self.first = STEPS, first
         self.refills = refills  # whether a batch is written into the arrays of the one before

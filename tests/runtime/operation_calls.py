@@ -211,12 +211,9 @@ def grouped_attentions() -> list[Call]:
 
     def f(allowed: Any = None, bias: Any = 0.0) -> Callable[..., Any]:
         return lambda q, k, v, b=bias: attend(
-            q,
-            *(np.repeat(x, q.shape[1] // x.shape[1], 1) if q.ndim == 4 else x for x in (k, v)),
-            6**-0.5,
-            allowed,
+            q, *(np.repeat(x, q.shape[1] // x.shape[1], 1) if q.ndim == 4 else x for x in (k, v)), 6**-0.5, allowed,
             bias=b,
-        )
+        )  # fmt: skip
 
     made = lambda *how, **more: lambda t, *ids: t.scaled_dot_product_attention(*ids, *how, **more)
     return [
@@ -247,6 +244,7 @@ def attentions(name: str, n: int = 4, d: int = 3) -> list[Call]:
     tri = np.tri(n, dtype=bool)
     f = lambda scale, *how, **more: lambda q, k, v: attend(q, k, v, scale, *how, **more)
     c = lambda t: t.leaf(mask, "mask", False)
+    added = lambda q, k, v, b: attend(q, k, v, d**-0.5, bias=b)
     return [
         Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v), f(d**-0.5)),
         Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, c(t), 1, 0.5), f(0.5, mask, -1000.0)),
@@ -254,16 +252,8 @@ def attentions(name: str, n: int = 4, d: int = 3) -> list[Call]:
         Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, mask), f(d**-0.5, mask)),
         Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, bias), f(d**-0.5, mask, bias=bias)),
         Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, t.leaf(far, "mask", False)), f(d**-0.5, mask)),
-        Call(
-            (*qkv, (n, n)),
-            lambda t, q, k, v, b: getattr(t, name)(q, k, v, -1 if b is None else b),
-            lambda q, k, v, b: attend(q, k, v, d**-0.5, bias=b),
-        ),
-        Call(
-            (*qkv, (2, 1, n)),
-            lambda t, q, k, v, b: getattr(t, name)(q, k, v, b, "additive"),
-            lambda q, k, v, b: attend(q, k, v, d**-0.5, bias=b),
-        ),
+        Call((*qkv, (n, n)), lambda t, *ids: getattr(t, name)(*(-1 if x is None else x for x in ids)), added),
+        Call((*qkv, (2, 1, n)), lambda t, *ids: getattr(t, name)(*ids, "additive"), added),
         Call(qkv, lambda t, q, k, v: getattr(t, name)(q, k, v, mask_mode=3, scale=-2.0), f(-2.0, tri)),
     ]
 
@@ -625,10 +615,6 @@ CALLS: dict[str, list[Call]] = {
         *one("rotary", row("rotary", base=100.0, start=5, halves=1), shape=(2, 3, 4), base=100.0, start=5, halves=True),
     ],
     "sinusoidal": one("sinusoidal", row("sinusoidal", base=1e4, start=2), shape=(2, 3, 4), start=2),
-    "selective_scan_diag": of("selective_scan_diag", row("selective_scan_diag"), ((3,), (3,), (5, 3), (3,))),
-    "selective_scan_diag_var": of(
-        "selective_scan_diag_var", row("selective_scan_diag_var"), ((5, 3), (5, 3), (5, 3), (3,)),
-    ),
     "rfft1d_packed": one("rfft1d_packed", lambda x: np.stack([(f := np.fft.rfft(x)).real, f.imag], -1), shape=(2, 7)),
     "irfft1d_packed": one("irfft1d_packed", lambda s: np.fft.irfft(s[..., 0] + 1j * s[..., 1], 6), shape=(2, 4, 2), n=6),
     "spectral_conv1d_rfft": of(

@@ -12,18 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT, python_path
-from tlrt import checkpoint
+from tests.runtime import distributed_program
+from tlrt import checkpoint, distributed
 
 PROGRAM = str(ROOT / "tests/runtime/distributed_program.py")
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
-def run(
-    starter: str, ranks: int, *arguments: str, limit: float = 120.0, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run(starter: str, ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     start = [MPIRUN, "-n", str(ranks), sys.executable]
     if starter == "launch":
-        start = [sys.executable, "-m", "tlrt", "launch", "-n", str(ranks), "--grace", "4"]
+        start = [sys.executable, "-m", "tlrt", "launch", "-n", str(ranks), "--grace", "2"]
     elif starter == "mpirun":
         pytest.importorskip("mpi4py")
     as_root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")  # as containers do
@@ -31,7 +30,7 @@ def run(
     for name in ("RANK", "WORLD_SIZE"):
         environment.pop(name, None)
     command = [*map(str, start), PROGRAM, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def weights(found: subprocess.CompletedProcess[str], ranks: int = 1) -> str:
@@ -44,8 +43,8 @@ def weights(found: subprocess.CompletedProcess[str], ranks: int = 1) -> str:
 
 @functools.cache
 def weights_alone(*options: str) -> str:
-    """What one rank prints."""
-    return weights(run("launch", 1, *options))
+    """What one rank prints, which is here in this process."""
+    return distributed_program.train(distributed.Group(), distributed_program.arguments(options))
 
 
 #: by the fault of the program, what every rank that still runs says
@@ -63,20 +62,12 @@ WRONG = {
 }
 
 
-def find_error(found: subprocess.CompletedProcess[str], rank: int, text: str) -> bool:
-    """Whether a rank ended with this GroupError."""
-    return bool(re.search(rf"^\[{rank}\] .*GroupError.*{re.escape(text)}", found.stdout, re.MULTILINE))
-
-
 def fail(ranks: int, fault: str, folder: Path, *more: str, **variables: str) -> None:
     """Ranks that end because of a fault of the second one: each that still runs says what it was, and a checkpoint is whole."""
     path, start = folder / "c.safetensors", time.monotonic()
     more = ("--fault", fault, "--timeout", "2", "--save", str(path), "--every", "1", *more)
     found = run("launch", ranks, *more, **variables)
     assert found.returncode != 0 and time.monotonic() - start < 25
-    for rank in range(ranks):
-        is_ended = rank == 1 and fault != "version"
-        assert is_ended or find_error(found, rank, WRONG[fault]), found.stdout
-    assert [p.name for p in folder.iterdir()] in ([], [path.name])
-    if path.exists():
-        assert checkpoint.peek(path)["shards"] == 8
+    said = {int(rank) for rank in re.findall(rf"(?m)^\[(\d)\] .*GroupError.*{re.escape(WRONG[fault])}", found.stdout)}
+    assert said | (set() if fault == "version" else {1}) >= set(range(ranks)), found.stdout
+    assert [(p, checkpoint.peek(p)["shards"]) for p in folder.iterdir()] in ([], [(path, 8)])

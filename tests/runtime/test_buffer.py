@@ -137,7 +137,9 @@ def test_making(dev):
     assert dev.full(2, 0.1).numpy().tolist() == [np.float32(0.1)] * 2
     assert len(dev.empty(5)) == 5 == dev.empty(5).length and dev.zeros(0).numpy().shape == (0,)
     b = dev.zeros(2)
-    assert b.fill(np.float32(2)) is b and b.numpy().tolist() == [2, 2] and b.device is dev
+    assert b.fill(np.float32(2)) is b and b.device is dev
+    b.numpy()[:] = 6  # of a copy
+    assert b.numpy().tolist() == [2, 2]
 
 
 def resident() -> int:
@@ -187,15 +189,6 @@ def test_a_handle_is_released_where_nothing_can_own_it(monkeypatch):
             patched.setattr(handles, "own", own)
             assert_raises(KeyboardInterrupt, device.zeros, 100)
         assert device.memory().live_buffers == 0
-
-
-def test_host_and_device_are_apart(dev):
-    array = np.ones(3, np.float32)
-    b = dev.buffer(array)
-    array[:] = 5
-    out = b.numpy()
-    out[:] = 6
-    assert b.numpy().tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("make", ["zeros", "empty"])
@@ -279,13 +272,7 @@ def test_repr(dev):
     assert repr(dev.zeros(7)).endswith("[0, 0, 0, 0, 0, 0, ...])")
     assert repr(dev.full(100_000, 2)) == f"Buffer(length=100000, device={name!r}, [2, 2, 2, 2, 2, 2, ...])"
     assert dev.memory().live_buffers == 0 and "Buffer(" in repr(Buffer.__new__(Buffer))
-
-
-def test_no_attributes_of_its_own(dev):
     assert_raises(AttributeError, setattr, dev.zeros(1), "colour", "red")
-
-
-def test_made_by_hand(dev):
     said = "add: b: got a Buffer that no device made"
     assert_raises_regex(errors.ArgumentTypeError, said, kernels.add, dev.zeros(3), Buffer(np.ones(3), dev))
 

@@ -138,23 +138,31 @@ def test_repr_and_pickle(dev):
     assert_raises(AttributeError, setattr, dev, "colour", "red")
 
 
-@pytest.mark.parametrize(("said", "expected"), [(None, 1), ("", 1), ("1024", 1024), ("3", 3)])
-def test_threads_of_a_process(said, expected):
-    """Those that TORCHLEAN_CPU_THREADS names, else a thread for each core that the process may use."""
-    code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); import tlrt; print(tlrt.threads())"
-    environment = {k: v for k, v in os.environ.items() if k != "TORCHLEAN_CPU_THREADS"}
-    environment |= {} if said is None else {"TORCHLEAN_CPU_THREADS": said}
-    command = [sys.executable, "-c", code]
-    assert (
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == f"{expected}\n"
-    )
-
-
-@pytest.mark.parametrize("said", ["0", "1025", "3 ", "many", "-1"])
-def test_a_wrong_number_of_threads_of_a_process(python, said):
-    """It is none, and refused where a device is made."""
-    expected = f'TORCHLEAN_CPU_THREADS: got "{said}", expected a whole number from 1 to 1024'
-    assert expected in python("import tlrt; tlrt.device('cpu')", TORCHLEAN_CPU_THREADS=said).stderr
+def test_threads_of_a_process(python):
+    """Those that TORCHLEAN_CPU_THREADS names, else a thread for each core that the process may use. A wrong number is refused
+    where a device is made."""
+    code = """
+import os, tlrt
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+for said, use in (
+    *((said, tlrt.threads) for said in (None, "", "1024", "3")),
+    *((said, tlrt.device) for said in ("0", "1025", "3 ", "many", "-1")),
+):
+    os.environ.pop("TORCHLEAN_CPU_THREADS", None)
+    os.environ.update({} if said is None else {"TORCHLEAN_CPU_THREADS": said})
+    child = os.fork()
+    if not child:
+        try:
+            print(use(), flush=True)
+        except tlrt.TorchleanError as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    lines = python(code).stdout.splitlines()
+    assert lines[:4] == ["1", "1", "1024", "3"]
+    for said, line in zip(("0", "1025", "3 ", "many", "-1"), lines[4:], strict=True):
+        assert f'TORCHLEAN_CPU_THREADS: got "{said}", expected a whole number from 1 to 1024' in line
 
 
 def test_threads_and_variants():

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises_regex
 
 import tlrt
 from tests.runtime.fake_nccl import build_fake_nccl
 from tests.runtime.rank_processes import MPIRUN, fail, run, weights, weights_alone
 from tests.runtime.test_distributed_overlap import LAYERS, SHARDS, build, loss, memory_around_failure, train
 from tests.runtime.thread_group import ThreadGroup, run_ranks
-from tlrt import distributed, optim
+from tlrt import distributed, errors, optim
+from tlrt._binding.capsules import data_address
 from tlrt.context import Observer
 from tlrt.distributed import nccl_library
 from tlrt.distributed.nccl import Communicator, communicator_of
@@ -56,7 +58,7 @@ def test_nvidias_library_has_the_functions_that_are_declared(monkeypatch: pytest
     nccl_library.load_nccl.cache_clear()
     try:
         found = nccl_library.load_nccl()
-    except tlrt.errors.UnavailableError:
+    except errors.UnavailableError:
         pytest.skip("NCCL is not installed")
     finally:
         nccl_library.load_nccl.cache_clear()
@@ -67,22 +69,18 @@ def test_nvidias_library_has_the_functions_that_are_declared(monkeypatch: pytest
 
 
 def test_what_is_no_nccl_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    nothing = tmp_path / "nothing.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", nothing, "-xc", "-"], input="int x;", text=True, check=True)
-    old = tmp_path / "old.so"
-    source = "int ncclGetVersion(int *v) { *v = 20800; return 0; }"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", old, "-xc", "-"], input=source, text=True, check=True)
+    nothing, old = tmp_path / "nothing.so", tmp_path / "old.so"
+    for path, source in ((nothing, "int x;"), (old, "int ncclGetVersion(int *v) { *v = 20800; return 0; }")):
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", path, "-xc", "-"], input=source, text=True, check=True)
     for path, what in ((tmp_path / "missing.so", "none that loads"), (nothing, "none that loads"), (old, "20800")):
         monkeypatch.setenv(nccl_library.ENVIRONMENT, str(path))
         nccl_library.load_nccl.cache_clear()
-        with pytest.raises(tlrt.errors.UnavailableError, match=what):
-            nccl_library.load_nccl()
+        assert_raises_regex(errors.UnavailableError, what, nccl_library.load_nccl)
     nccl_library.load_nccl.cache_clear()
 
 
 def test_join_takes_a_transport_that_all_ranks_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(tlrt.errors.ArgumentError, match="transport: got 'ib'"):
-        distributed.join(transport="ib")
+    assert_raises_regex(errors.ArgumentError, "transport: got 'ib'", distributed.join, transport="ib")
     with distributed.join() as group:
         assert group.transport == "host"
     monkeypatch.setenv("TORCHLEAN_TRANSPORT", "nccl")
@@ -167,8 +165,6 @@ def test_nccls_own_sum() -> None:
     def work(group: ThreadGroup) -> list[float]:
         link = Communicator(group, "cpu", "fast")
         x = link.device.buffer(np.arange(5) + group.rank)
-        from tlrt._binding.capsules import data_address
-
         link.all_reduce([(data_address(x, "test"), 5)])
         link.wait()
         return x.numpy().tolist()
@@ -186,16 +182,13 @@ def test_who_waits_too_long_gives_up() -> None:
             return ""
         group.trouble = lambda: looks.append(0) or ""  # type: ignore[method-assign]
         x = link.device.zeros(4)
-        from tlrt._binding.capsules import data_address
-
         span = (data_address(x, "test"), 4)
         begun = time.monotonic()
         with pytest.raises(distributed.GroupError, match=r"got nothing for 0\.5 s"), link.watched():
             link.swap(1, [], [span])
         assert time.monotonic() - begun < 1.4
         assert 1 <= len(looks) <= 11, "one every twentieth of a second"
-        with pytest.raises(distributed.GroupError, match=r"got nothing for 0\.5 s"):
-            link.wait()
+        assert_raises_regex(distributed.GroupError, r"got nothing for 0\.5 s", link.wait)
         group.close()
         return "gave up"
 
@@ -207,7 +200,7 @@ def test_the_specification_is_refused() -> None:
     def work(group: ThreadGroup) -> None:
         with tlrt.Session("spec") as s:
             build(s)
-            with pytest.raises(tlrt.errors.ArgumentError, match="'nccl' for the specification"):
+            with pytest.raises(errors.ArgumentError, match="'nccl' for the specification"):
                 distributed.DataParallel(s, lambda p: optim.SGD(p), by_nccl(group), shards=2)
 
     run_ranks(2, work)
@@ -255,7 +248,7 @@ def test_two_gpus_give_the_weights_of_one(math: str) -> None:
 def test_nvidias_library_does_not_take_host_memory() -> None:
     try:
         nccl_library.load_nccl()
-    except tlrt.errors.UnavailableError:
+    except errors.UnavailableError:
         pytest.skip("NCCL is not installed")
     found = run("launch", 2, "--transport", "nccl")
     assert found.returncode != 0

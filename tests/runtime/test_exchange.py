@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
 from tests import DEVICES, unchanged_memory
 from tests.runtime.libraries import GROWTH, LIBRARIES, Library, Missing, aligned, leak
-from tlrt import Session, kernels
+from tlrt import Session, errors, kernels
 from tlrt._binding.exchange import lend_to
 from tlrt.buffer import IndexBuffer
 from tlspec.drawn import generator
@@ -61,7 +62,7 @@ def test_an_array_that_is_immutable_stays_as_it_is(device: str) -> None:
         copy.fill(7.0)
         copy.device.synchronize()
         assert np.asarray(x).tobytes() == numbers.tobytes()
-    with pytest.raises(tlrt.errors.ArgumentError, match="memory may be read-only, expected a copy"):
+    with pytest.raises(errors.ArgumentError, match="memory may be read-only, expected a copy"):
         tlrt.from_dlpack(x, copy=False)
 
 
@@ -80,7 +81,7 @@ def test_a_tensor_that_cannot_say_so_is_taken_for_read_only() -> None:
     x = aligned(np.arange(9, dtype=np.float32))
     tlrt.from_dlpack(Foreign(x)).fill(1.0)
     assert x.tolist() == [*range(9)]
-    with pytest.raises(tlrt.errors.ArgumentError, match="Foreign, whose memory may be read-only"):
+    with pytest.raises(errors.ArgumentError, match="Foreign, whose memory may be read-only"):
         tlrt.from_dlpack(Foreign(x), copy=False)
 
 
@@ -92,9 +93,7 @@ def test_the_negative_bit_of_pytorchs_tensors(device: str) -> None:
         assert view.is_neg()
         for copy in (None, True):
             assert tlrt.from_dlpack(view, copy=copy).numpy().tobytes() == (-numbers).cpu().numpy().tobytes()
-        with pytest.raises(
-            tlrt.errors.ArgumentError, match=r"negative bit set, expected a copy of it, as resolve_neg\(\)"
-        ):
+        with pytest.raises(errors.ArgumentError, match=r"negative bit set, expected a copy of it, as resolve_neg\(\)"):
             tlrt.from_dlpack(view, copy=False)
         with Session("cpu") as s:
             x = view.cpu()
@@ -128,8 +127,7 @@ def test_numbers_of_16_bits_are_widened_exactly(kind: str) -> None:
     for x in arrays:
         for array, wanted in ((x, wide), (x.T, wide.T)):
             assert tlrt.from_dlpack(array).numpy().tobytes() == wanted.tobytes()
-            with pytest.raises((tlrt.errors.TorchleanError, BufferError)):
-                tlrt.from_dlpack(array, copy=False)
+            assert_raises((errors.TorchleanError, BufferError), tlrt.from_dlpack, array, copy=False)
             with Session("cpu") as s:
                 assert s.const(array).numpy().tobytes() == s.input(array).numpy().tobytes() == wanted.tobytes()
                 p = s.param(array, "p")
@@ -188,8 +186,7 @@ def test_what_cannot_be_shared_is_copied_or_refused(device: str) -> None:
     x = aligned(np.arange(24, dtype=np.float32))
     odd = {"a step": x.reshape(4, 6).T, "step of 2": x[::2], "multiple of 4": x[1:]}
     for message, array in odd.items():
-        with pytest.raises((tlrt.errors.ShapeError, tlrt.errors.ArgumentError), match=message):
-            tlrt.from_dlpack(array, copy=False)
+        assert_raises_regex((errors.ShapeError, errors.ArgumentError), message, tlrt.from_dlpack, array, copy=False)
         assert tlrt.from_dlpack(array).numpy().tolist() == array.ravel().tolist()
     for part in (lambda a: a[::2][:1], lambda a: a[1:2, None], lambda a: a[:, None][:, ::5], lambda a: a[1:1:2, ::3]):
         dense = part(aligned(np.arange(256, dtype=np.float32)).reshape(4, 64))
@@ -197,8 +194,7 @@ def test_what_cannot_be_shared_is_copied_or_refused(device: str) -> None:
         assert shared.numpy().tolist() == dense.ravel().tolist()
     fixed = aligned(x)
     fixed.flags.writeable = False
-    with pytest.raises(tlrt.errors.ArgumentError, match="read-only"):
-        tlrt.from_dlpack(fixed, copy=False)
+    assert_raises_regex(errors.ArgumentError, "read-only", tlrt.from_dlpack, fixed, copy=False)
     copy = tlrt.from_dlpack(fixed)
     copy.fill(1.0)
     assert fixed[5] == 5
@@ -206,18 +202,15 @@ def test_what_cannot_be_shared_is_copied_or_refused(device: str) -> None:
     x[:] = 0
     assert taken.numpy()[5] == 5
     for dtype in (np.float64, np.int32, np.bool_, np.complex64):
-        with pytest.raises(tlrt.errors.ArgumentError, match="expected float32 or uint32"):
-            tlrt.from_dlpack(np.ones(3, dtype))
-    with pytest.raises(tlrt.errors.ArgumentTypeError, match="__dlpack__"):
-        tlrt.from_dlpack([1.0])
+        assert_raises_regex(errors.ArgumentError, "expected float32 or uint32", tlrt.from_dlpack, np.ones(3, dtype))
+    assert_raises_regex(errors.ArgumentTypeError, "__dlpack__", tlrt.from_dlpack, [1.0])
     indices = tlrt.from_dlpack(np.arange(5, dtype=np.uint32))
     assert isinstance(indices, IndexBuffer) and indices.numpy().tolist() == [0, 1, 2, 3, 4]
     assert np.from_dlpack(indices).dtype == np.uint32
     assert tlrt.from_dlpack(np.array(5.0, np.float32)).numpy().tolist() == [5.0]
     assert len(tlrt.from_dlpack(np.empty((3, 0, 2), np.float32))) == 0
     held = tlrt.from_dlpack(x.reshape(-1)[:4], copy=False)
-    with pytest.raises(tlrt.errors.AliasError, match="shorter buffer"):
-        tlrt.from_dlpack(x, copy=False)
+    assert_raises_regex(errors.AliasError, "shorter buffer", tlrt.from_dlpack, x, copy=False)
     assert held.references == 1
     bits = tlrt.from_dlpack(x.reshape(-1)[:4].view(np.uint32), copy=False)
     held.fill(1.0)
@@ -231,8 +224,7 @@ def test_protocols_are_kept_to() -> None:
         buffer.__dlpack__(max_version=(1, 1))
     )
     for wrong in ({"dl_device": (2, 0)}, {"stream": 5}):
-        with pytest.raises(BufferError):
-            buffer.__dlpack__(**wrong)
+        assert_raises(BufferError, buffer.__dlpack__, **wrong)
     copied = np.from_dlpack(buffer, copy=True) if np.lib.NumpyVersion(np.__version__) >= "2.1.0" else None
     if copied is not None:
         copied[:] = 9
@@ -252,13 +244,10 @@ def test_protocols_are_kept_to() -> None:
 
     twice = Twice(np.ones(4, np.float32))
     first = tlrt.from_dlpack(twice, copy=False)
-    with pytest.raises(tlrt.errors.ArgumentError, match="used before"):
-        tlrt.from_dlpack(twice, copy=False)
+    assert_raises_regex(errors.ArgumentError, "used before", tlrt.from_dlpack, twice, copy=False)
     assert first.numpy().tolist() == [1.0] * 4
-    with pytest.raises(AttributeError):
-        _ = buffer.__cuda_array_interface__
-    with pytest.raises(tlrt.errors.UnavailableError, match="CUDA"):
-        buffer.device.order_after(1)
+    assert_raises(AttributeError, getattr, buffer, "__cuda_array_interface__")
+    assert_raises_regex(errors.UnavailableError, "CUDA", buffer.device.order_after, 1)
     assert buffer.device.stream == 0
 
 
@@ -268,8 +257,7 @@ def test_a_closed_device_borrows_nothing() -> None:
     closed.close()
     with tlrt.Device.new("cpu") as lender, lender.buffer([1, 2]) as lent, unchanged_memory(lender):
         for call in (lambda: lend_to(lent, closed), lambda: tlrt.from_dlpack(array, closed, copy=False)):
-            with pytest.raises(tlrt.errors.ReleasedError):
-                call()
+            assert_raises(errors.ReleasedError, call)
         assert lent.references == 1
 
 
@@ -281,8 +269,7 @@ def test_a_captured_function_neither_lends_nor_borrows() -> None:
             tlrt.from_dlpack(x, s.device)
             return s.const(x)
 
-        with pytest.raises(tlrt.errors.CaptureError):
-            s.capture(step)()
+        assert_raises(errors.CaptureError, s.capture, step)
 
 
 @pytest.mark.cuda
@@ -291,8 +278,7 @@ def test_cuda_array_interface() -> None:
     buffer = tlrt.device("cuda").buffer(np.arange(100))
     view = cupy.asarray(buffer)
     assert view.get().tolist() == list(range(100))
-    with pytest.raises(tlrt.errors.DeviceMismatchError):
-        tlrt.from_dlpack(np.ones(3, np.float32), device="cuda")
+    assert_raises(errors.DeviceMismatchError, tlrt.from_dlpack, np.ones(3, np.float32), device="cuda")
 
 
 def test_ten_thousand_exchanges_leave_nothing(library: Library, device: str) -> None:

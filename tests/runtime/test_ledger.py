@@ -293,16 +293,10 @@ def test_what_a_step_says(path: Path) -> None:
     assert step["random"] == {"seed": 7, "from": 1, "to": 2}
     (update,) = step["updates"]
     assert update == {
-        "optimizer": "SGD",
-        "steps": 1,
-        "lr": 0.25,
-        "momentum": 0.0,
-        "nesterov": False,
-        "weight_decay": 0.0,
-    }
-    assert _chain.fingerprints(step["state"]) == [
-        ledger.digits_of(kernels.fingerprint([open_device("cpu").buffer(w.value)]))
-    ]
+        "optimizer": "SGD", "steps": 1, "lr": 0.25, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0,
+    }  # fmt: skip
+    fingerprint = kernels.fingerprint([open_device("cpu").buffer(w.value)])
+    assert _chain.fingerprints(step["state"]) == [ledger.digits_of(fingerprint)]
 
 
 @pytest.mark.parametrize("depths", [(2, 2), (1, 3, 2), (3, 1)])

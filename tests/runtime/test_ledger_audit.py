@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_raises_regex
 
 from tests import DEVICES
 from tests.runtime.ledger_runs import (
@@ -121,8 +122,7 @@ def test_an_audit_begins_where_the_state_is_known(kept: str, start: int, path: P
     if kept == "the later ones":
         path.with_suffix(".checkpoints").joinpath(f"step-{start}.safetensors").unlink(missing_ok=True)
     if start and kept != "all":
-        with pytest.raises(ledger.LedgerError, match="a checkpoint that is there"):
-            check(path)
+        assert_raises_regex(ledger.LedgerError, "a checkpoint that is there", check, path)
     else:
         report = check(path)
         assert report.ok and report.first == start
@@ -151,13 +151,8 @@ def test_the_first_operation_that_departs_is_named(path: Path) -> None:
     assert [k for k, e in steps.items() if "operations" in e] == [0, 3, 6]
     names = [name for name, _ in steps[6]["operations"]]
     assert [n.split(", ")[1] for n in names if n.startswith("node")] == [
-        "rand_normal",
-        "mul",
-        "tanh",
-        "scale",
-        "exp",
-        "reduce_sum",
-    ]
+        "rand_normal", "mul", "tanh", "scale", "exp", "reduce_sum",
+    ]  # fmt: skip
     assert names[-1] == "gradient of w" and names[6].startswith("cotangent of node")
     assert audit(program, path).ok
     for bad, name in (("forward", "scale"), ("backward", "cotangent of node 6, reduce_sum")):
@@ -171,16 +166,12 @@ def test_devices_are_compared_operation_by_operation(device: str, path: Path) ->
     """Another device that gives the same bits says that it does, and one that does not says where."""
     train(path, plant=flip_weight)
     report = check(path, against=device)
-    assert re.search(
-        rf"step 5 on cpu and {device}\b.*: \d\d results of operations, with the same bits", report.notes[-1]
-    )
+    said = rf"step 5 on cpu and {device}\b.*: \d\d results of operations, with the same bits"
+    assert re.search(said, report.notes[-1])
     captured = path.with_name("captured.jsonl")
     train(captured, "captured", flip_weight)
-    assert (
-        check(captured, "captured", against=device)
-        .notes[-1]
-        .endswith("no operation was recorded, as in a captured step")
-    )
+    (*_, note) = check(captured, "captured", against=device).notes
+    assert note.endswith("no operation was recorded, as in a captured step")
     sessions: list[Session] = []
 
     def second_differs(k: int, s: Session, optimizer: Any, x: Any, labels: Any) -> None:
@@ -212,8 +203,7 @@ def test_what_an_audit_says_beside_its_table(path: Path) -> None:
     path.with_suffix(".checkpoints").joinpath("step-4.safetensors").unlink()
     assert check(path).ok, "a later step's file that is gone is none to compare"
     rewrite(path, lambda entries: entries.__delitem__(slice(2, None)))
-    with pytest.raises(ledger.LedgerError, match="got a ledger without a step, expected at least one"):
-        check(path)
+    assert_raises_regex(ledger.LedgerError, "got a ledger without a step, expected at least one", check, path)
 
 
 def test_progress_is_shown_when_it_takes_a_while(
@@ -260,9 +250,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr("tlrt.context.devices", lambda: ("cpu", "cuda:1"))
     assert main(["audited_program.py:program", "run.jsonl"]) == 1
     assert "add --against cuda:1 to compute the step on both devices" in capsys.readouterr().out
-    assert "first departure: step 3: other data went in" in out and re.search(
-        r"input +0: upload of 3 +\w{16}… +\w{16}…", out
-    )
+    assert "first departure: step 3: other data went in" in out
+    assert re.search(r"input +0: upload of 3 +\w{16}… +\w{16}…", out)
     for wrong in ("audited_program.py:nothing run.jsonl", "no_module:program run.jsonl", "missing.py:p run.jsonl",
                   "audited_program.py:program none", "audited_program.py:program run.jsonl --steps 2"):  # fmt: skip
         assert main(wrong.split()) == 2 and capsys.readouterr().err.startswith("tlrt audit: ")

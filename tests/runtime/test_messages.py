@@ -126,11 +126,9 @@ def test_an_integer_beside_max_would_be_an_axis(s: Session) -> None:
     for name in ("max", "min"):
         for axis in (0, 1, -1, np.int64(1), True):
             assert_raises_regex(
-                errors.ArgumentTypeError,
-                rf"{name}: b: got {axis}, expected a tensor, or .*axis={int(axis)}",
-                getattr(x, name),
-                axis,
-            )
+                errors.ArgumentTypeError, rf"{name}: b: got {axis}, expected a tensor, or .*axis={int(axis)}",
+                getattr(x, name), axis,
+            )  # fmt: skip
         assert_raises_regex(errors.ArgumentTypeError, f"{name}: a: got 0", getattr(s, name), 0, x)
         expected = getattr(np, f"{name}imum")(x.numpy(), 0.5)
         assert np.array_equal(getattr(x, name)(0.5).numpy(), expected)
@@ -245,9 +243,8 @@ def test_a_cell_that_builds_a_layer_twice(s: Session) -> None:
     assert_raises_regex(errors.ReleasedError, "'net.hidden.weight', which was dropped", layer, s.zeros((1, 2)))
     s.parameters.drop("net")
     assert s.parameters() == [kept]
-    assert_raises_regex(
-        errors.ArgumentError, "drop: name: got 'net', expected one of net_too", s.parameters.drop, "net"
-    )
+    said = "drop: name: got 'net', expected one of net_too"
+    assert_raises_regex(errors.ArgumentError, said, s.parameters.drop, "net")
 
 
 @pytest.mark.parametrize("shape", [(143, 30), (143, 2), (5000,)], ids=str)
@@ -288,17 +285,13 @@ def test_type_checkers_know_the_methods(tmp_path: Any) -> None:
         [sys.executable, "-m", "mypy", "--cache-dir", ROOT / ".mypy_cache", tmp_path / "program.py"], cwd=ROOT,
         capture_output=True, text=True,
     )  # fmt: skip
-    assert [line.partition(": error: ")[0][-2:] for line in done.stdout.splitlines()[:-1]] == ["10", "11", "12"], (
-        done.stdout
-    )
+    lines = [line.partition(": error: ")[0][-2:] for line in done.stdout.splitlines()[:-1]]
+    assert lines == ["10", "11", "12"], done.stdout
 
 
 def test_the_names_of_arguments_are_there() -> None:
     """Of Session's methods, and of what nn, optim and the schedules have."""
-    owners = [
-        *(getattr(Session, n) for n in dir(Session) if not n.startswith("_")),
-        *(getattr(nn, n) for n in nn.__all__),
-    ]
-    owners += [*(getattr(optim, n) for n in optim.__all__), *(getattr(nn.schedules, n) for n in nn.schedules.__all__)]
+    owners = [getattr(Session, n) for n in dir(Session) if not n.startswith("_")]
+    owners += [getattr(module, n) for module in (nn, optim, nn.schedules) for n in module.__all__]
     known = {p for owner in owners if callable(owner) for p in inspect.signature(owner).parameters}
     assert {ours for names_ in names.ARGUMENTS.values() for ours in names_} <= known

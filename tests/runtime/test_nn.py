@@ -15,14 +15,8 @@ U64 = 2.0**-53
 
 #: options of a block of the Llama family
 LLAMA = {
-    "norm": "rms",
-    "activation": "swiglu",
-    "bias": False,
-    "kv_heads": 2,
-    "rotary": 10.0,
-    "ratio": 1,
-    "causal": True,
-}
+    "norm": "rms", "activation": "swiglu", "bias": False, "kv_heads": 2, "rotary": 10.0, "ratio": 1, "causal": True,
+}  # fmt: skip
 
 #: name -> (the layer, the shape of its input)
 LAYERS = {

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -220,10 +221,8 @@ def test_sequential_hands_the_mode_down(s):
     nested(x, training=True)
     assert not np.array_equal(model[2].running_mean.value, np.zeros(6))
     assert nested.parameters() == model.parameters() and len(model) == 5 and "Dropout" in repr(nested)
-    assert (
-        repr(type("Stack", (nn.Sequential,), {})(nn.Dropout(0.5), s.relu))
-        == "Stack\n    0: Dropout(p=0.5)\n    1: relu"
-    )
+    stack = type("Stack", (nn.Sequential,), {})(nn.Dropout(0.5), s.relu)
+    assert repr(stack) == "Stack\n    0: Dropout(p=0.5)\n    1: relu"
     head = "Sequential: 68 parameters, 12 frozen"
     assert repr(nested).splitlines()[:2] == [head, f"    0: {head}"]
     assert_raises_regex(errors.ArgumentTypeError, "layer 1: got 3", nn.Sequential, model, 3)
@@ -307,12 +306,9 @@ def test_adaptive_pools_and_upsampling(s, spatial):
     np.testing.assert_array_equal(larger.numpy(), want)
     s.backward(s.reduce_sum(larger))
     np.testing.assert_array_equal(x.grad.numpy(), np.full(a.shape, 3.0 ** len(spatial)))
-    with assert_raises_regex(errors.ShapeError, "AdaptiveAvgPool: x: "):
-        nn.AdaptiveAvgPool()(s.const(np.ones((2, 3))))
-    with assert_raises_regex(errors.ShapeError, "Upsample: x: "):
-        nn.Upsample()(s.const(np.ones((2, 3))))
-    with assert_raises_regex(errors.ArgumentError, "Upsample: factor: got 0"):
-        nn.Upsample(0)
+    for layer in (nn.AdaptiveAvgPool(), nn.Upsample()):
+        assert_raises_regex(errors.ShapeError, f"{type(layer).__name__}: x: ", layer, s.const(np.ones((2, 3))))
+    assert_raises_regex(errors.ArgumentError, "Upsample: factor: got 0", nn.Upsample, 0)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])
@@ -335,12 +331,11 @@ def test_convolutions_of_groups_by_their_layers(s, groups):
         alone = s.conv_transpose2d(s.const(w_up), b, mine, 2, [(1, 0), (1, 0)])
         np.testing.assert_allclose(up(x).numpy()[:, i * rows : (i + 1) * rows], alone.numpy(), rtol=0, atol=slack)
     for wrong in (0, 4, 5):
-        with assert_raises_regex(errors.ArgumentError, "groups"):
-            nn.Conv(s, 6, 12, 3, name="wrong", groups=wrong)
-        with assert_raises_regex(errors.ArgumentError, "conv2d: groups"):
-            s.conv2d(conv.weight, None, s.const(np.ones((5, 7, 8))), groups=wrong or -1)
-    with assert_raises_regex(errors.ArgumentError, "conv2d: padding: got 'same'"):
-        s.conv2d(s.const(np.ones((1, 1, 2, 2))), None, s.const(np.ones((1, 4, 4))), 2, "same")
+        assert_raises_regex(errors.ArgumentError, "groups", nn.Conv, s, 6, 12, 3, name="wrong", groups=wrong)
+        call = partial(s.conv2d, conv.weight, None, s.const(np.ones((5, 7, 8))), groups=wrong or -1)
+        assert_raises_regex(errors.ArgumentError, "conv2d: groups", call)
+    call = partial(s.conv2d, s.const(np.ones((1, 1, 2, 2))), None, s.const(np.ones((1, 4, 4))), 2, "same")
+    assert_raises_regex(errors.ArgumentError, "conv2d: padding: got 'same'", call)
 
 
 #: layers -> their required arguments, and the shape of an input, which for words is none
@@ -358,10 +353,8 @@ OTHERWISE = {
 }  # fmt: skip
 #: options that say nothing alone
 BESIDE = {
-    "ConvTranspose.output_padding": {"stride": 2},
-    "LSTM.dropout": {"num_layers": 2},
-    "GRU.dropout": {"num_layers": 2},
-}
+    "ConvTranspose.output_padding": {"stride": 2}, "LSTM.dropout": {"num_layers": 2}, "GRU.dropout": {"num_layers": 2},
+}  # fmt: skip
 OTHERS = {"Layer", "Sequential", "ModuleList", "KeyValueCache", "init", "schedules"}
 OPTIONS = [
     (layer, option, about.default)

@@ -2,9 +2,8 @@
 
 import shutil
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -142,41 +141,31 @@ print("done")
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+def require_fork(python, code):
+    """Runs a program that forks into `child`, which has to end with status 0."""
+    begin = "import os, signal, sys, threading, tlrt\nbegun, over = threading.Event(), threading.Event()\n"
+    done = python(f'{begin}{code}print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))')
+    assert (done.stdout, done.stderr) == ("child 0\n", "")
+
+
 def test_fork(python):
     code = """
-import os, warnings, numpy as np, tlrt
+import numpy as np
 from tlrt import kernels
-warnings.simplefilter("ignore")
 d = tlrt.device("cpu")
 a = d.buffer(np.arange(100_000))
 kernels.add(a, a).numpy()
 child = os.fork()
 if child == 0:
-    try:
-        b = kernels.add(a, a)
-        good = b.numpy()[7] == 14 and a.numpy()[9] == 9
-        del b
-        a.release()
-        d.close()
-        good = good and tlrt.device("cpu").zeros(3).numpy().tolist() == [0, 0, 0]
-        os._exit(0 if good else 1)
-    except BaseException:
-        import traceback
-        traceback.print_exc()
-        os._exit(2)
-status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    b = kernels.add(a, a)
+    good = b.numpy()[7] == 14 and a.numpy()[9] == 9
+    del b
+    a.release()
+    d.close()
+    os._exit(not good or tlrt.device("cpu").zeros(3).numpy().tolist() != [0, 0, 0])
 assert kernels.add(a, a).numpy()[7] == 14
-print("child", status)
 """
-    done = python(code)
-    assert (done.stdout, done.stderr) == ("child 0\n", "")
-
-
-def require_fork(python, code):
-    """Runs a program that forks into `child`, which has to end with status 0."""
-    begin = "import os, signal, sys, threading, tlrt\nbegun, over = threading.Event(), threading.Event()\n"
-    done = python(f'{begin}{code}print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))')
-    assert done.stdout == "child 0\n", done.stderr
+    require_fork(python, code)
 
 
 @pytest.mark.parametrize("work", ["device('cpu')", "device('cpu').buffer([1])"])
@@ -299,13 +288,6 @@ def test_fork_after_cuda(python):
     code = """
 import os, warnings, tlrt
 from tlrt import errors, kernels
-from tlrt._binding import convert
-from tlrt._binding.library import load
-from tlrt._binding.observer import Observer
-from tlrt._binding.together import set_and_call
-from tlrt.verify.run import Runtime
-from tlspec.drawn import draw_case
-from tlspec.registry import ops
 warnings.simplefilter("ignore")
 d = tlrt.device("cuda")
 a = d.zeros(3)
@@ -324,20 +306,12 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), a.numpy().tolist())
     assert "fork" in done.stdout and done.stdout.endswith("0 [0.0, 0.0, 0.0]\n")
 
 
-@contextmanager
-def threads(n: int) -> Iterator[None]:
-    """Workers anew, `n` threads in all."""
-    tlrt.set_threads(n)
-    try:
-        yield
-    finally:
-        tlrt.set_threads(0)
-
-
 def test_workers_keep_subnormals_whatever_their_maker_does():
     """Reading a large buffer makes the workers; it computes nothing, so it leaves its caller's mode as it is."""
     n, least = 1 << 22, np.float32(2.0**-149)
-    with tlrt.Device.new("cpu") as dev, threads(1):
+    with tlrt.Device.new("cpu") as dev, ExitStack() as stack:
+        stack.callback(tlrt.set_threads, 0)
+        tlrt.set_threads(1)
         x = dev.buffer(np.full(n, least, np.float32))
         tlrt.set_threads(4)
         with mode("flush"):
@@ -380,23 +354,19 @@ def test_no_mode_of_the_caller_changes_a_bit(name):
 
 @pytest.mark.parametrize("name", FLIPS)
 def test_no_mode_of_the_caller_changes_a_number(dev, name):
+    """Nor the description of the processor."""
     arrays = [np.array([1e-40, 1 + 2.0**-30, -1e-46, 1e300]), np.array([2**25 + 1, -(2**62) - 2**38 - 1])]
     one = dev.full(1, 1)
     arrays += [np.array([2**64 - 2**39 - 1], np.uint64), np.array([1, 255], np.uint8), np.array([2**25 + 1], np.int32)]
     with np.errstate(over="ignore"):
         expected = [a.astype(np.float32) for a in arrays]
+    described = tlrt.describe("cpu")
     with np.errstate(all="raise"), mode(name):
+        described_in_mode = tlrt.describe("cpu")
         got = [dev.buffer(a) for a in arrays] + [kernels.scale(one, 1 + 2.0**-30)]
     for a, b in zip([*expected, np.float32([1])], got, strict=True):
         assert a.tobytes() == b.numpy().tobytes()
-
-
-@pytest.mark.parametrize("name", FLIPS)
-def test_no_mode_of_the_caller_changes_a_description(name):
-    expected = tlrt.describe("cpu")
-    with mode(name):
-        got = tlrt.describe("cpu")
-    assert got == expected
+    assert described_in_mode == described
 
 
 def test_a_conversion_that_is_refused_is_an_error(dev, monkeypatch):

@@ -28,73 +28,58 @@ from tlspec.entries import all_entries
 #: words of the refusal -> a call of a session
 REFUSED: dict[str, Callable[[Any], Any]] = {
     r"attention: mask: got \(2, 3\), expected \(1, 2, 2\)": lambda s: attend(s, s.zeros((2, 3))),
-    r"^flash_attention: mask: got zeros and ones, expected booleans \(True": lambda s: attend(
-        s, s.const([[1, 0], [1, 1]])
-    ),
+    r"^flash_attention: mask: got zeros and ones, expected booleans \(True": lambda s:
+        attend(s, s.const([[1, 0], [1, 1]])),
     r"^flash_attention: mask: got zeros and ones, expected boo": lambda s: attend(s, np.tri(2)),
     r"^flash_attention: mask: got dtype int64, expected booleans": lambda s: attend(s, [[1, 0], [1, 1]]),
     r"^flash_attention: mask: got dtype <U1, expected booleans": lambda s: attend(s, [["a"]]),
     r"^flash_attention: mask: got NaN or inf, expected finite": lambda s: attend(s, [[0.0, np.nan]]),
     r"^flash_attention: mask: got NaN or inf": lambda s: attend(s, s.const([[0.0, np.inf]])),
-    r"^flash_attention: mask: got other float64 values, expected zeros and ones": lambda s: attend(
-        s, [[0.0, -np.inf]], "hard"
-    ),
+    r"^flash_attention: mask: got other float64 values, expected zeros and ones": lambda s:
+        attend(s, [[0.0, -np.inf]], "hard"),
     r"^flash_attention: mask: got dtype bool, expected floats": lambda s: attend(s, [[True, False]], "additive"),
-    r"^flash_attention: mask: got one with mask_mode 'causal', expected none": lambda s: attend(
-        s, [[True, False]], "causal"
-    ),
+    r"^flash_attention: mask: got one with mask_mode 'causal', expected none": lambda s:
+        attend(s, [[True, False]], "causal"),
     r"^flash_attention: mask: got none, expected one": lambda s: attend(s, None, "additive"),
     r"^flash_attention: mask_mode: got 'soft', expected 'fill' or 'hard'": lambda s: attend(s, None, "soft"),
     r"multi_head_attention: mask: got shape \(3, 3\) of int64": lambda s: heads(s, 2, mask=np.ones((3, 3), int)),
     r"multi_head_attention: mask: got zeros and ones": lambda s: heads(s, 2, mask=np.tri(3)),
-    "attention: mask_mode: got 4, expected 0, 1, 2 or 3": lambda s: s.attention(
-        *(s.zeros((1, 2, 3)),) * 3, mask_mode=4
-    ),
-    r"multi_head_attention: wk, wv: got shapes \(4, 2\) and \(4, 4\)": lambda s: s.multi_head_attention(
-        s.zeros((3, 4)), s.zeros((4, 4)), s.zeros((4, 2)), s.zeros((4, 4)), s.zeros((4, 4)), 2
-    ),
+    "attention: mask_mode: got 4, expected 0, 1, 2 or 3": lambda s:
+        s.attention(*(s.zeros((1, 2, 3)),) * 3, mask_mode=4),
+    r"multi_head_attention: wk, wv: got shapes \(4, 2\) and \(4, 4\)": lambda s:
+        s.multi_head_attention(s.zeros((3, 4)), s.zeros((4, 4)), s.zeros((4, 2)), s.zeros((4, 4)), s.zeros((4, 4)), 2),
     "multi_head_attention: heads: got 3, expected a divisor of 4": lambda s: heads(s, 3),
-    "multi_head_attention: causal: got True with a mask": lambda s: heads(
-        s, 2, mask=np.ones((3, 3), bool), causal=True
-    ),
+    "multi_head_attention: causal: got True with a mask": lambda s:
+        heads(s, 2, mask=np.ones((3, 3), bool), causal=True),
     r"multi_head_attention: mask: got shape \(2, 3\) of bool": lambda s: heads(s, 2, mask=np.ones((2, 3), bool)),
     "cross_entropy: logits: got a scalar": lambda s: s.cross_entropy(s.const(1.0), 0),
     r"slice_range0: x: got a scalar": lambda s: s.slice_range0(s.const(1.0), 0, 1),
     "max_pool2d.*: got 3 entries, expected 2": lambda s: s.max_pool2d(s.zeros((1, 1, 4, 4)), (2, 2, 2), 1),
-    r"max_pool2d: x: .*expected 3 axes, or 4 with a batch": lambda s: s.max_pool2d(s.zeros((4, 4)), 2, 1),
-    r"max_pool: x: got shape \(2, 4, 8, 8\), expected rank=2 with a batch or rank=3 without": lambda s: s.max_pool(
-        s.zeros((2, 4, 8, 8)), 2, 2
-    ),
-    r"avg_pool: x: got shape \(2, 4, 8\), expected rank=1 with a batch or rank=2 without": lambda s: s.avg_pool(
-        s.zeros((2, 4, 8)), 2, 2
-    ),
-    r"smooth_max_pool: stride: got 2 entries, expected 1": lambda s: s.smooth_max_pool(
-        s.zeros((2, 4, 8)), 2, (2, 2), rank=1
-    ),
+    r"max_pool: x: got shape \(2, 4, 8, 8\), expected rank=2 with a batch or rank=3 without": lambda s:
+        s.max_pool(s.zeros((2, 4, 8, 8)), 2, 2),
+    r"avg_pool: x: got shape \(2, 4, 8\), expected rank=1 with a batch or rank=2 without": lambda s:
+        s.avg_pool(s.zeros((2, 4, 8)), 2, 2),
+    r"smooth_max_pool: stride: got 2 entries, expected 1": lambda s:
+        s.smooth_max_pool(s.zeros((2, 4, 8)), 2, (2, 2), rank=1),
     "param: name: got 3, expected a name": lambda s: s.param([1.0], 3),
     "clip_grad_norm: parameters: got str, expected Parameter": lambda s: s.clip_grad_norm(1.0, ["w"]),
-    "clip_grad_norm: parameters: got .*'w'.*, expected those of the last backward": lambda s: s.clip_grad_norm(
-        1.0, s.param([1.0], "w")
-    ),
+    "clip_grad_norm: parameters: got .*'w'.*, expected those of the last backward": lambda s:
+        s.clip_grad_norm(1.0, s.param([1.0], "w")),
     r"^zeros: shape: got \(-1,\), expected sizes of 0 or more": lambda s: s.zeros(-1),
     r"^full: shape: got \(2, -1\), expected sizes of 0 or more": lambda s: s.full((2, -1), 1.0),
     r"^rand_normal: shape: got \(-1,\), expected sizes of 0 or more": lambda s: s.rand_normal(-1, 0.0, 1.0),
     "^capture: tensor: got one of another session, expected one of this": lambda s: capture_of_another_session(s),
-    "^Sequential: layer 0: got OfItsOwn with parameters, expected a subclass of nn.Layer": lambda s: nn.Sequential(
-        OfItsOwn(s)
-    ),
+    "^Sequential: layer 0: got OfItsOwn with parameters, expected a subclass of nn.Layer": lambda s:
+        nn.Sequential(OfItsOwn(s)),
     "copy: got False": lambda s: np.asarray(s.nat_vec([1]), copy=False),
     "AnyBuffer: copy: got False": lambda s: np.asarray(s.zeros(1).value, copy=False),
     r"attention: mask: got None, expected \(1, 2, 2\)": lambda s: s.attention(*(s.zeros((1, 2, 3)),) * 3, mask_mode=1),
-    "scaled_dot_product_attention: mask_mode: got 'soft', expected 'additive' or 'hard'": lambda s: (
-        s.scaled_dot_product_attention(*(s.zeros((1, 2, 3)),) * 3, mask=np.ones((2, 2), bool), mask_mode="soft")
-    ),
-    "scaled_dot_product_attention: mask: got other float64 values": lambda s: s.scaled_dot_product_attention(
-        *(s.zeros((1, 2, 3)),) * 3, mask=np.full((2, 2), 2.0), mask_mode="hard"
-    ),
-    r"conv: b: got shape \(3,\), expected \(2,\)": lambda s: s.conv(
-        s.zeros((2, 1, 3)), s.zeros(3), s.zeros((1, 2, 5)), groups=2
-    ),
+    "scaled_dot_product_attention: mask_mode: got 'soft', expected 'additive' or 'hard'": lambda s:
+        s.scaled_dot_product_attention(*(s.zeros((1, 2, 3)),) * 3, mask=np.ones((2, 2), bool), mask_mode="soft"),
+    "scaled_dot_product_attention: mask: got other float64 values": lambda s:
+        s.scaled_dot_product_attention(*(s.zeros((1, 2, 3)),) * 3, mask=np.full((2, 2), 2.0), mask_mode="hard"),
+    r"conv: b: got shape \(3,\), expected \(2,\)": lambda s:
+        s.conv(s.zeros((2, 1, 3)), s.zeros(3), s.zeros((1, 2, 5)), groups=2),
     r"conv: padding: got \(\(1,\),\), expected 1 pairs": lambda s: pad(s, ((1,),)),
     r"conv: padding: got \(\(1, 1\), \(1, 1\)\), expected 1 pairs": lambda s: pad(s, ((1, 1), (1, 1))),
     "conv: padding: got 'same' with stride": lambda s: pad(s, "same", stride=2),
@@ -103,9 +88,8 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "one_hot: n: got -1, expected 0 or more": lambda s: s.one_hot([0], -1),
     r"argmax: x: got shape \(2, 0\), expected an axis": lambda s: s.argmax(s.zeros((2, 0)), 1),
     r"argmin: x: got shape \(0,\), expected an axis": lambda s: s.argmin(s.zeros(0)),
-    r"take_along: indices: got shape \(3, 2\), expected \(2, 3\)": lambda s: s.take_along(
-        s.zeros((2, 3)), np.zeros((3, 2), int), 1
-    ),
+    r"take_along: indices: got shape \(3, 2\), expected \(2, 3\)": lambda s:
+        s.take_along(s.zeros((2, 3)), np.zeros((3, 2), int), 1),
     r"take_along: indices: got shape \(2,\), expected \(2, 3\)": lambda s: s.take_along(s.zeros((2, 3)), [0, 0], 1),
     r"item: indices: got shape \(2,\), expected one index": lambda s: s.argmax(s.zeros((2, 3)), 1).item(),
     "len: indices: got a single one, expected at least one axis": lambda s: len(s.argmax(s.zeros((2, 3)))),
@@ -116,20 +100,16 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "concat: tensors: got none, expected at least one": lambda s: s.concat([], 0),
     "stack: tensors: got none, expected at least one": lambda s: s.stack((), 0),
     "split: sizes: got 0, expected at least 1": lambda s: s.split(s.zeros(2), 0),
-    "MultiHeadAttention: kv_heads: got 3, expected a divisor of 4": lambda s: nn.MultiHeadAttention(
-        s, 8, 4, kv_heads=3, name="m"
-    ),
-    "MultiHeadAttention: kv_heads: got 0, expected a divisor of 4": lambda s: nn.MultiHeadAttention(
-        s, 8, 4, kv_heads=0, name="m"
-    ),
-    "SGD: parameters: got those of several sessions": lambda s: optim.SGD(
-        [{"params": [s.param([1.0], "a")]}, {"params": [Session(s.device).param([1.0], "a")]}], 0.1
-    ),
+    "MultiHeadAttention: kv_heads: got 3, expected a divisor of 4": lambda s:
+        nn.MultiHeadAttention(s, 8, 4, kv_heads=3, name="m"),
+    "MultiHeadAttention: kv_heads: got 0, expected a divisor of 4": lambda s:
+        nn.MultiHeadAttention(s, 8, 4, kv_heads=0, name="m"),
+    "SGD: parameters: got those of several sessions": lambda s:
+        optim.SGD([{"params": [s.param([1.0], "a")]}, {"params": [Session(s.device).param([1.0], "a")]}], 0.1),
     "^len: got a scalar tensor, expected at least one axis": lambda s: len(s.const(1.0)),
-    "cross_entropy: ignore_index: got 1, expected 3 or more, as the labels are read in place": lambda s: (
-        s.cross_entropy(s.zeros((2, 3)), s.argmax(s.zeros((2, 3)), 1), ignore_index=1)
-    ),
-}
+    "cross_entropy: ignore_index: got 1, expected 3 or more, as the labels are read in place": lambda s:
+        s.cross_entropy(s.zeros((2, 3)), s.argmax(s.zeros((2, 3)), 1), ignore_index=1),
+}  # fmt: skip
 
 #: the same, with all that is expected instead
 REFUSED |= {

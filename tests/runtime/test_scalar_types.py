@@ -90,11 +90,8 @@ def test_nothing_is_rounded_on_the_way_in(scalar: Any) -> None:
     with tlrt.Session(device) as s:
         x = s.const([0.1, 2])
         for got in (
-            x.numpy()[0],
-            s.scale(s.const([1.0]), 0.1).numpy()[0],
-            s.full(1, 0.1).numpy()[0],
-            s.param([0.1]).value[0],
-        ):
+            x.numpy()[0], s.scale(s.const([1.0]), 0.1).numpy()[0], s.full(1, 0.1).numpy()[0], s.param([0.1]).value[0],
+        ):  # fmt: skip
             assert got == tenth and type(got) is type(tenth)
         assert device.buffer([0.1]).fill(0.1).numpy()[0] == tenth and not device.zeros(2).numpy().any()
         assert s.zeros(3).numpy().dtype == device.empty(3).numpy().dtype == np.dtype(scalar)
@@ -103,12 +100,8 @@ def test_nothing_is_rounded_on_the_way_in(scalar: Any) -> None:
 
 def test_what_has_no_such_form_is_refused() -> None:
     for scalar, value in (
-        (Fraction, [0.5, "many"]),
-        (Fraction, np.nan),
-        (np.int64, 0.5),
-        (np.float64, 1j),
-        (np.float64, "1"),
-    ):
+        (Fraction, [0.5, "many"]), (Fraction, np.nan), (np.int64, 0.5), (np.float64, 1j), (np.float64, "1"),
+    ):  # fmt: skip
         assert_raises(errors.ArgumentTypeError, SpecDevice(scalar).buffer, value)
     with tlrt.Session(SpecDevice(Fraction)) as s:
         assert_raises_regex(errors.ArgumentTypeError, "^exp: scalar: got Fraction", s.exp, s.const([1]))

@@ -250,11 +250,8 @@ class Machine(RuleBasedStateMachine):
             self.model.held["b"].session.math = self.model.held["a"].session.math
         for s, kind, program in zip("ab", kinds, programs, strict=True):
             for value, trains in (
-                ((0.1, -0.7, 1.3), None),
-                ((1.0, 2.0, -0.3), True),
-                ((-0.9, 0.6, 0.2), False),
-                ((0.4, -0.2, 0.5), True),
-            ):
+                ((0.1, -0.7, 1.3), None), ((1.0, 2.0, -0.3), True), ((-0.9, 0.6, 0.2), False), ((0.4, -0.2, 0.5), True),
+            ):  # fmt: skip
                 self.on(s, lambda side, h, v=value, w=trains: h.parameters.append(
                     h.session.param(v, f"p{len(h.parameters)}", w)))  # fmt: skip
             self.optimizer(s, kind, [0, 1, 2, 3], False)
@@ -433,12 +430,9 @@ class Machine(RuleBasedStateMachine):
     # ---- steps
 
     @rule(
-        s=SESSIONS,
-        value=VALUES,
-        program=PROGRAMS,
-        until=st.sampled_from(["loss", "loss", "gradients", "end"]),
+        s=SESSIONS, value=VALUES, program=PROGRAMS, until=st.sampled_from(["loss", "loss", "gradients", "end"]),
         reset=st.sampled_from(["no", "no", "all", "tape"]),
-    )
+    )  # fmt: skip
     def step(self, s: str, value: Any, program: Program, until: str, reset: str) -> None:
         """A step done eagerly, after a reset, perhaps of the tape alone, or on the tape that there is; other calls may come
         before its rest."""

@@ -303,10 +303,8 @@ def test_what_a_pass_made_is_released_by_it(dev: tlrt.Device, monkeypatch: pytes
     with Tape(dev) as tape:
         kept, refused = Kept(tape), 0
         x, frozen, other = (
-            tape.leaf(np.ones((2, 3))),
-            tape.leaf(np.ones((2, 3)), "frozen", False),
-            tape.leaf([1.0, 2.0]),
-        )
+            tape.leaf(np.ones((2, 3))), tape.leaf(np.ones((2, 3)), "frozen", False), tape.leaf([1.0, 2.0]),
+        )  # fmt: skip
         a = tape.mul(tape.add(x, x), tape.sub(x, frozen))
         b = tape.reshape(tape.reshape(a, (6,)), (2, 3))
         hand = tape.unary("mine", b, (2, 3), (2, 3), lambda b: b, lambda b, g: g)
@@ -318,10 +316,8 @@ def test_what_a_pass_made_is_released_by_it(dev: tlrt.Device, monkeypatch: pytes
         def seeds() -> list[AnyBuffer | None]:
             given: list[AnyBuffer | None] = [None] * tape.size
             given[loss], given[a], given[b] = (
-                tape.upload(1.0),
-                tape.upload(np.ones((2, 3))),
-                tape.upload(np.ones((2, 3))),
-            )
+                tape.upload(1.0), tape.upload(np.ones((2, 3))), tape.upload(np.ones((2, 3))),
+            )  # fmt: skip
             return given
 
         def one(id: int) -> list[AnyBuffer | None]:

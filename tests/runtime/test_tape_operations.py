@@ -14,6 +14,7 @@ from numpy.testing import assert_raises
 import tlrt
 from tests.runtime import tape_checks
 from tests.runtime.operation_calls import CALLED, CALLS, OPTIONAL, STEPS, Call
+from tlrt import errors
 from tlrt._operations import Operations
 from tlrt.errors import TorchleanError
 from tlrt.spec import SpecDevice
@@ -157,14 +158,14 @@ def test_refused_call_records_nothing(called: tuple[str, Call], dev: tlrt.Device
 
         for place in range(len(ids)):
             for wrong in (-1, 10**6, "x", 1.5, True, *([] if len(ids) == 3 and (name, place) in OPTIONAL else [None])):
-                assert_raises(tlrt.errors.TorchleanError, call.call, tape, *ids[:place], wrong, *ids[place + 1 :])
+                assert_raises(errors.TorchleanError, call.call, tape, *ids[:place], wrong, *ids[place + 1 :])
                 assert nothing_left()
             found: Exception | None = None
             try:
                 call.call(tape, *ids[:place], odd, *ids[place + 1 :])
-            except tlrt.errors.TorchleanError as error:
+            except errors.TorchleanError as error:
                 found = error
-            assert not isinstance(found, tlrt.errors.InternalError)
+            assert not isinstance(found, errors.InternalError)
             assert found is None or nothing_left()
             tape._undo(mark)
 
@@ -196,9 +197,8 @@ def test_an_operation_that_ends_half_way_leaves_nothing(called: tuple[str, Call]
                 call.call(tape, *ids)
                 break
             except EndedError:
-                kept = [
-                    n for n in tape.nodes[size:] if n.name != "mask" and not n.buffer.released
-                ]  # the call's own leaf
+                # a mask is the call's own leaf
+                kept = [n for n in tape.nodes[size:] if n.name != "mask" and not n.buffer.released]
                 tape._undo(mark)
                 if name in ("argmax", "argmin", "indices"):  # the caller's own, which lives as long as the error
                     continue
@@ -211,9 +211,8 @@ def test_nodes_are_named_after_rows(called: tuple[str, Call]) -> None:
     with Tape(SpecDevice()) as tape:
         ids = [tape.leaf(a, "operand") for a in call.operands(name)]
         call.call(tape, *ids)
-        assert {n.name for n in tape.nodes[len(ids) :] if n.parents} <= {
-            n for n in dir(Operations) if n[0] != "_"
-        } | ROWS
+        methods = {n for n in dir(Operations) if n[0] != "_"}
+        assert {n.name for n in tape.nodes[len(ids) :] if n.parents} <= methods | ROWS
 
 
 @pytest.mark.every_choice

@@ -169,10 +169,8 @@ def test_help_and_completion(s):
         shown = pydoc.render_doc(thing.layer_norm)
         assert "gamma" in shown and "= 1e-06" in shown and "biased variance" in shown
         for wrong, hint in (
-            ("softmin", "there is .*softmax"),
-            ("mm", "torch.mm is x.matmul"),
-            ("rely", "there is relu"),
-        ):
+            ("softmin", "there is .*softmax"), ("mm", "torch.mm is x.matmul"), ("rely", "there is relu"),
+        ):  # fmt: skip
             said = f"no attribute '{wrong}'; {hint}"
             assert_raises_regex(AttributeError, said, getattr, thing, wrong)
         assert not hasattr(thing, "_repr_html_")
