@@ -26,17 +26,8 @@ def results(path: Path) -> list[dict[str, Any]]:
 
 def test_verify(tmp_path: Path) -> None:
     words = [
-        "tlrt",
-        "verify",
-        "--device",
-        "cpu",
-        "--cases",
-        "1",
-        "--size",
-        "small",
-        "--ops",
-        "add,exp,matmul,reduce_sum",
-    ]
+        "tlrt", "verify", "--device", "cpu", "--cases", "1", "--size", "small", "--ops", "add,exp,matmul,reduce_sum",
+    ]  # fmt: skip
     found = {}
     for ranks in (1, 2):
         text = launch(ranks, *words, "--json", str(tmp_path / f"{ranks}.json"))

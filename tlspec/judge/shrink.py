@@ -1,7 +1,8 @@
 """Smaller cases with the same fault."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -114,38 +115,41 @@ def _cut(x: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
     return np.array(x[tuple(slice(n) for n in shape)], order="C")  # also of no axes
 
 
-def _steps(n: int) -> list[int]:
-    """Smaller lengths, the largest steps first; 0 is a size of its own."""
-    return sorted({1, n // 2, n - n // 4, n - n // 16, n - 1} - {0, n} if n > 1 else set())
-
-
-def _smaller(values: Mapping[str, Any], names: list[str]) -> Iterator[dict[str, Any]]:
-    """The values with one length smaller, the largest steps first."""
+def _places(values: Mapping[str, Any], names: list[str]) -> list[tuple[str, int | None]]:
+    """The names of lengths; of one that is a list also the places in it."""
+    found: list[tuple[str, int | None]] = []
     for name in names:
-        value = values[name]
+        value = values.get(name)
         if isinstance(value, int):
-            for n in _steps(value):
-                yield {**values, name: n}
+            found.append((name, None))
         elif isinstance(value, (list, tuple)):
-            for i, k in enumerate(value):
-                for n in _steps(k):
-                    yield {**values, name: [*value[:i], n, *value[i + 1 :]]}
+            found += [(name, i) for i in range(len(value))]
+    return found
 
 
 def shrink(case: Case, fails: Callable[[Case], bool]) -> Case:
-    """The smallest case that a greedy search finds, of those of which `fails` holds; the case itself where none does."""
-    best, calls = case, 0
+    """A small case of which `fails` holds; the case itself where none is found. Each length in turn becomes 1, or the least at
+    which a bisection finds a failure, until none becomes smaller; 0 is a size of its own."""
+    best, calls, known = case, 0, lengths_of(case)
     names = ["n"] if case.op.signature.elementwise else [n.lstrip("*") for n in case.op.signature.dims]
-    known = lengths_of(case)
-    progress = True
-    while progress and calls < CALLS:
-        progress = False
-        for values in _smaller(known, [n for n in names if n in known]):
+    places = _places(known, names)
+    waiting = deque(places)
+    while waiting and calls < CALLS:
+        name, i = place = waiting.popleft()
+        low, start = 0, known
+        while calls < CALLS:
+            value = known[name]
+            n = value if i is None else value[i]
+            if n - low < 2:
+                break
+            middle = (low + n) // 2 if low else 1
+            values = {**known, name: middle if i is None else [*value[:i], middle, *value[i + 1 :]]}
             smaller = resized(case, values)
             calls += 1
             if smaller is not None and fails(smaller):
-                best, known, progress = smaller, values, True
-                break
-            if calls >= CALLS:
-                break
+                best, known = smaller, values
+            else:
+                low = middle
+        if known is not start:  # so others may become smaller, too
+            waiting = deque(p for p in dict.fromkeys((*waiting, *places)) if p != place)
     return best
