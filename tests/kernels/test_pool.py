@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from tests.kernels.test_conv import demand_bounds
-from tests.runtime.test_process import threads
 from tlrt import kernels
-from tlrt.verify.run import Runtime
+from tlrt.verify.run import Runtime, cpu_settings
 from tlspec import registry
 from tlspec.compare import compare_outputs
 from tlspec.draw.cases import build_case, draw_case, generator
@@ -24,7 +23,7 @@ def test_a_window_across_two_tasks_gives_its_gradient_once(dev):
     expected = np.zeros((rows, cols), np.float32)
     expected[4:, 4:] = g
     given = dev.buffer(g)
-    with threads(4):
+    with cpu_settings(threads=4):
         for _ in range(6):
             gx = kernels.max_pool_bwd(x, given, 1, (rows, cols), (5, 5), (1, 1), (0, 0)).numpy()
             assert np.array_equal(gx.reshape(rows, cols), expected)
