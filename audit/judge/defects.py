@@ -60,7 +60,7 @@ def judged(op: str, which: str, kernel: Callable[..., Any], dtype: str, cases: i
     writes = names is not None and "out" in names.co_varnames[: names.co_argcount] and which == "forward"
     sizes = {"small": cases, "medium": cases // 4, "edges": cases // 3, "large": int(op == "relu" or op == "exp")}
     options: dict[str, Any] = {"dtype": dtype, "cases": sizes, "empty": False, "sensitive": False, "isolate": False,
-                               "first": True}  # fmt: skip
+                               "fail_fast": True}  # fmt: skip
     if which == "vjp":
         return check(None, op, backward=run, **options)
     return check(run, op, arguments="x, out" if writes else None, **options)

@@ -173,7 +173,7 @@ class Native:
     def judge(self, dtype: str, cases: int, large: int = 1) -> Report:
         sizes = {"small": cases, "medium": cases // 4, "edges": cases // 3, "large": large}
         return check(self.make(dtype), self.op, arguments=self.arguments, array=self.array, dtype=dtype, cases=sizes,
-                     sensitive=False, isolate=False, first=True, **self.options)  # fmt: skip
+                     sensitive=False, isolate=False, fail_fast=True, **self.options)  # fmt: skip
 
 
 #: the right kernels

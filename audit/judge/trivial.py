@@ -57,4 +57,4 @@ def caught(row: Op, name: str) -> bool:
         inputs = list(given[: len(given) - len(sig.outputs)])
         kernel(inputs, outputs, lambda: row(*inputs))
 
-    return check(run, row, arguments=", ".join(names), sensitive=False, isolate=False, first=True).verdict == "fail"
+    return check(run, row, arguments=", ".join(names), sensitive=False, isolate=False, fail_fast=True).verdict == "fail"

@@ -67,7 +67,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float = 1e-6) -> np.ndarray
 
 
 def fails(*args: Any, **options: Any) -> bool:
-    return check(*args, first=True, **options).verdict == "fail"
+    return check(*args, fail_fast=True, **options).verdict == "fail"
 
 
 def kinds(report: Report) -> set[str]:
@@ -202,7 +202,11 @@ def test_what_a_kernel_does_not_support_is_no_failure() -> None:
 def test_a_failure_shrinks() -> None:
     """To the least lengths, which no drawn case has."""
     report = check(
-        lambda x: np.where(np.arange(x.shape[1]) == 37, 0, softmax(x)), "softmax", data="normal", first=True, **SMALL
+        lambda x: np.where(np.arange(x.shape[1]) == 37, 0, softmax(x)),
+        "softmax",
+        data="normal",
+        fail_fast=True,
+        **SMALL,
     )
     assert "; rows=1, cols=38'" in report.findings[0].repeat, report
 

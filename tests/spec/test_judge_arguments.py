@@ -1,6 +1,7 @@
 """What the judge takes for a kernel, a reference and a case, and what it refuses."""
 
 import argparse
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +55,28 @@ def test_references_of_other_arguments(inputs: str, reference: Callable[..., Any
     right = lambda *a: np.asarray(reference(*a), np.float32)
     assert check(right, **options).ok
     assert check(lambda *a: right(*a) + 1, **options).verdict == "fail"
+
+
+#: what a line says in other words, or needs not: the case is that of the finding
+NOT_SAID = {"array", "backward", "backward_arguments", "case", "cases", "data", "empty", "fail_fast", "function", "inputs",
+            "memory", "mixed", "op", "progress", "reference", "repeats", "seed", "sensitive", "shapes", "timeout"}  # fmt: skip
+SAID: dict[str, Any] = {
+    "dtype": "float64", "out_dtype": "float64", "arguments": "x, gamma, eps", "bound": "row", "accumulate": "float64",
+    "height": "pairwise", "ulp": "cuda", "products": "tf32", "intermediate": "float64", "flush": True, "saturate": True,
+    "full_range": True, "layouts": "contiguous", "refuses": "empty", "fixed": {"eps": 1e-5}, "formulas": "cast", "isolate": False,
+}  # fmt: skip
+
+
+def test_every_word_of_a_check_is_one_of_its_line_or_needs_not_be() -> None:
+    assert set(inspect.signature(check).parameters) == NOT_SAID | SAID.keys()
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_line_repeats_what_the_check_was_told(name: str) -> None:
+    words = {name: SAID[name]} | ({"dtype": "float16"} if name == "formulas" else {})
+    report = check(lambda x, gamma, eps: 2 * x, "rms_norm", case="0:normal:small", **words)
+    said = str(SAID[name]) if isinstance(SAID[name], bool) else repr(SAID[name])
+    assert f"{name}={said}" in report.findings[0].repeat
 
 
 def test_one_case_of_a_gradient_and_the_progress_of_a_check() -> None:

@@ -34,7 +34,7 @@ def judged(kernel: Callable[..., Any], op: str | registry.Op | None = None, **op
 
 
 def fails(kernel: Callable[..., Any], op: str | None = None, **options: Any) -> bool:
-    return judged(kernel, op, first=True, **options).verdict == "fail"
+    return judged(kernel, op, fail_fast=True, **options).verdict == "fail"
 
 
 def passes(kernel: Callable[..., Any], op: str, data: str, **options: Any) -> bool:
@@ -509,7 +509,7 @@ def test_a_formula_is_named(name: str) -> None:
     assert not report.ok
     assert any(f"formulas={name!r} allows it" in note for note in report.notes), report
     assert judged(kernel, op, formulas=name, **options).ok
-    failed = judged(wrong, op, formulas=name, first=True, **options)
+    failed = judged(wrong, op, formulas=name, fail_fast=True, **options)
     assert not failed.ok and f"formulas={name!r}" in failed.findings[0].repeat
     with pytest.raises(ValueError, match=f"softmax in {dtype} has no formula of this name; it has none"):
         judged(kernel, "softmax", formulas=name, **options)

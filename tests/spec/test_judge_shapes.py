@@ -34,7 +34,7 @@ def test_a_kernel_that_is_wrong_at_one_length_alone() -> None:
         return softmax(x) * np.float32(1.001 if x.shape == (2048, 4096) else 1)
 
     assert check(wrong, "softmax", cases={"medium": 6, "edges": 8}, sensitive=False, repeats=50).ok
-    report = check(wrong, "softmax", shapes=[LARGE], cases=NONE, sensitive=False, first=True)
+    report = check(wrong, "softmax", shapes=[LARGE], cases=NONE, sensitive=False, fail_fast=True)
     assert report.verdict == "fail"
     address = report.findings[0].repeat.split("case=")[1].strip(")'\"")
     assert address == "0:normal:shape; rows=2048, cols=4096"

@@ -242,7 +242,7 @@ def test_a_right_kernel_passes_and_a_wrong_one_fails(name: str) -> None:
     cheap = name in ("swiglu", "int8_matmul", "grouped_matmul")
     report = tlspec.check(right, name, sensitive=cheap, **few)
     assert report.ok and not report.findings, report
-    found = tlspec.check(wrong, name, sensitive=False, first=True, **few)
+    found = tlspec.check(wrong, name, sensitive=False, fail_fast=True, **few)
     finding = next(f for f in found.findings if f.kind == "value")
     address = finding.repeat.rpartition("case=")[2].rstrip(")").strip("'\"")
     assert found.verdict == "fail" and f'"{name}"' in finding.repeat

@@ -66,7 +66,7 @@ class Check:
     def __init__(
         self, function: Apart | Here, op: Op, which: str, fmt: Format, out: Format, model: Model | None,
         arguments: str | Adapter | None, report: Report, repeat: Callable[[str], str], contract: Contract | None = None,
-        first: bool = False,
+        fail_fast: bool = False,
     ):  # fmt: skip
         self.function, self.op, self.which = function, op, which
         self.format, self.out, self.model, self.arguments = fmt, out, model, arguments
@@ -80,7 +80,7 @@ class Check:
         #: by the name of a formula that the author did not name: whether all wrong results are within its bound
         self.within: dict[str, bool] = {}
         #: whether one finding is enough
-        self.first = first
+        self.fail_fast = fail_fast
 
     def line(self, case: Case, layout: str = "") -> str:
         """The line of Python that repeats a case."""
@@ -245,7 +245,7 @@ class Check:
     def ended(self) -> bool:
         """Whether so many calls ended the kernel's process that more would tell nothing, or one finding is enough."""
         counts = Counter(f.kind for f in self.report.findings)
-        return (self.first and bool(counts)) or counts[TimedOut.kind] > 0 or counts[Ended.kind] >= CRASHES
+        return (self.fail_fast and bool(counts)) or counts[TimedOut.kind] > 0 or counts[Ended.kind] >= CRASHES
 
     def _has(self, kind: str, end: float, case: Case) -> bool:
         """Whether a case has a problem of a kind; no case has that the reference refuses, nor one after the end of the search."""
@@ -362,7 +362,7 @@ def check(
     mixed: str = "", shapes: Any = None, layouts: str = "any", refuses: Any = None, fixed: Mapping[str, Any] | None = None,
     formulas: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = (), progress: Callable[[str], None] | None = None,
     isolate: bool | None = None, timeout: float | None = None, memory: int | None = None, repeats: int | None = None,
-    first: bool = False,
+    fail_fast: bool = False,
 ) -> Report:  # fmt: skip
     """Checks a kernel against an operation's row, or against a reference in NumPy.
 
@@ -436,7 +436,7 @@ def check(
         The bytes that the kernel's process may take; by default those of the machine.
     repeats : int, optional
         Further calls of a few small cases, for faults that come and go; by default 500 to 1000 in at most a second.
-    first : bool
+    fail_fast : bool
         Whether the first finding ends the check, where the verdict is all that is wanted.
 
     Returns
@@ -528,7 +528,7 @@ def check(
 
     for which, kernel in kernels.items():
         rule = arguments if which == "forward" else backward_arguments
-        judge = Check(kernel, row, which, fmt, out, model, rule, report, repeat, terms, first)
+        judge = Check(kernel, row, which, fmt, out, model, rule, report, repeat, terms, fail_fast)
         if case is not None:
             layout = next((n for n, e in ENDING.items() if e and case.endswith(e)), "")
             chosen = case_at(row, case.removesuffix(ENDING[layout]))
@@ -545,7 +545,7 @@ def check(
         untried = ways
         for i, each in enumerate(drawn):
             if judge.ended:
-                why = "with the first finding" if first else "as the kernel's process did"
+                why = "with the first finding" if fail_fast else "as the kernel's process did"
                 report.notes.append(f"{which}: ended after {i} of {len(drawn)} cases, {why}")
                 break
             if progress is not None:
