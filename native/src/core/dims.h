@@ -15,6 +15,9 @@ typedef struct tl_dims {
     int64_t d[TL_MAX_RANK];
 } tl_dims;
 
+/* As many ones or zeros as there may be axes. */
+static const tl_dims tl_dims_ones = {TL_MAX_RANK, {1, 1, 1, 1, 1, 1, 1, 1}}, tl_dims_zeros = {TL_MAX_RANK, {0}};
+
 /* The product of `count` dimensions; any zero gives 0; 2^32 or more gives UINT64_MAX, which tl_input and tl_output refuse
  * with OVERFLOW. */
 uint64_t tl_product(const uint64_t *factors, int32_t count);

@@ -12,7 +12,6 @@
  * offsets of large kernels some at a time (cuda/conv/conv.cuh). */
 #pragma once
 
-#include "core/dims.h"
 #include "integer.h"
 
 enum { TL_CONV_RANK = 8 };
@@ -52,15 +51,6 @@ TL_HD tl_conv_shape tl_conv_merge(int32_t rank, const int64_t *in, const int64_t
         plain_before = plain;
     }
     return s;
-}
-
-/* The dilations and the output's padding where there are none. */
-static const tl_dims tl_conv_ones = {TL_CONV_RANK, {1, 1, 1, 1, 1, 1, 1, 1}}, tl_conv_zeros = {TL_CONV_RANK, {0}};
-
-static inline tl_conv_shape tl_conv_shape_of(const tl_dims *large, const tl_dims *small, const tl_dims *kernel,
-                                             const tl_dims *stride, const tl_dims *dilation, const tl_dims *padding)
-{
-    return tl_conv_merge(large->rank, large->d, small->d, kernel->d, stride->d, padding->d, dilation->d);
 }
 
 /* A gather. Position j (row-major over `count`) and tap t (row-major over `taps`) read the source at

@@ -113,7 +113,7 @@ int32_t tl_cpu_conv(tl_context *ctx, const float *x, const float *w, const float
                     const tl_dims *padding, float *out)
 {
     return tl_cpu_conv_grouped(ctx, x, w, b, batch, 1, in_channels, spatial, out_channels, kernel, stride,
-                               &tl_conv_ones, padding, padding, out);
+                               &tl_dims_ones, padding, padding, out);
 }
 
 int32_t tl_cpu_conv_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
@@ -121,7 +121,7 @@ int32_t tl_cpu_conv_bwd(tl_context *ctx, const float *x, const float *w, const f
                         const tl_dims *stride, const tl_dims *padding, float *gx, float *gw, float *gb)
 {
     return tl_cpu_conv_grouped_bwd(ctx, x, w, g, batch, 1, in_channels, spatial, out_channels, kernel, stride,
-                                   &tl_conv_ones, padding, padding, gx, gw, gb);
+                                   &tl_dims_ones, padding, padding, gx, gw, gb);
 }
 
 int32_t tl_cpu_conv_transpose(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
@@ -129,7 +129,7 @@ int32_t tl_cpu_conv_transpose(tl_context *ctx, const float *x, const float *w, c
                               const tl_dims *stride, const tl_dims *padding, float *out)
 {
     return tl_cpu_conv_transpose_grouped(ctx, x, w, b, batch, 1, in_channels, spatial, out_channels, kernel, stride,
-                                         &tl_conv_ones, padding, padding, &tl_conv_zeros, out);
+                                         &tl_dims_ones, padding, padding, &tl_dims_zeros, out);
 }
 
 int32_t tl_cpu_conv_transpose_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
@@ -138,7 +138,7 @@ int32_t tl_cpu_conv_transpose_bwd(tl_context *ctx, const float *x, const float *
                                   float *gw, float *gb)
 {
     return tl_cpu_conv_transpose_grouped_bwd(ctx, x, w, g, batch, 1, in_channels, spatial, out_channels, kernel, stride,
-                                             &tl_conv_ones, padding, padding, &tl_conv_zeros, gx, gw, gb);
+                                             &tl_dims_ones, padding, padding, &tl_dims_zeros, gx, gw, gb);
 }
 
 int32_t tl_cpu_conv_grouped(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
@@ -147,7 +147,8 @@ int32_t tl_cpu_conv_grouped(tl_context *ctx, const float *x, const float *w, con
                             const tl_dims *padding_low, const tl_dims *padding_high, float *out)
 {
     const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
-    const tl_conv_shape s = tl_conv_shape_of(spatial, &size, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s =
+        tl_conv_merge(spatial->rank, spatial->d, size.d, kernel->d, stride->d, padding_low->d, dilation->d);
     return convolve(ctx, &s, 0, batch, groups, in_channels, out_channels, x, w, b, out);
 }
 
@@ -158,7 +159,8 @@ int32_t tl_cpu_conv_grouped_bwd(tl_context *ctx, const float *x, const float *w,
                                 float *gb)
 {
     const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
-    const tl_conv_shape s = tl_conv_shape_of(spatial, &size, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s =
+        tl_conv_merge(spatial->rank, spatial->d, size.d, kernel->d, stride->d, padding_low->d, dilation->d);
     return gradients(ctx, &s, 0, batch, groups, in_channels, out_channels, x, w, g, gx, gw, gb);
 }
 
@@ -170,7 +172,8 @@ int32_t tl_cpu_conv_transpose_grouped(tl_context *ctx, const float *x, const flo
 {
     const tl_dims size =
         tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
-    const tl_conv_shape s = tl_conv_shape_of(&size, spatial, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s =
+        tl_conv_merge(size.rank, size.d, spatial->d, kernel->d, stride->d, padding_low->d, dilation->d);
     return convolve(ctx, &s, 1, batch, groups, in_channels, out_channels, x, w, b, out);
 }
 
@@ -183,6 +186,7 @@ int32_t tl_cpu_conv_transpose_grouped_bwd(tl_context *ctx, const float *x, const
 {
     const tl_dims size =
         tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
-    const tl_conv_shape s = tl_conv_shape_of(&size, spatial, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s =
+        tl_conv_merge(size.rank, size.d, spatial->d, kernel->d, stride->d, padding_low->d, dilation->d);
     return gradients(ctx, &s, 1, batch, groups, in_channels, out_channels, x, w, g, gx, gw, gb);
 }

@@ -85,7 +85,7 @@ extern "C" int32_t tl_cuda_conv(tl_context *ctx, const float *x, const float *w,
                                 const tl_dims *kernel, const tl_dims *stride, const tl_dims *padding, float *out)
 {
     return tl_cuda_conv_grouped(ctx, x, w, b, batch, 1, in_channels, spatial, out_channels, kernel, stride,
-                                &tl_conv_ones, padding, padding, out);
+                                &tl_dims_ones, padding, padding, out);
 }
 
 extern "C" int32_t tl_cuda_conv_bwd(tl_context *ctx, const float *x, const float *w, const float *g, int64_t batch,
@@ -94,7 +94,7 @@ extern "C" int32_t tl_cuda_conv_bwd(tl_context *ctx, const float *x, const float
                                     float *gw, float *gb)
 {
     return tl_cuda_conv_grouped_bwd(ctx, x, w, g, batch, 1, in_channels, spatial, out_channels, kernel, stride,
-                                    &tl_conv_ones, padding, padding, gx, gw, gb);
+                                    &tl_dims_ones, padding, padding, gx, gw, gb);
 }
 
 extern "C" int32_t tl_cuda_conv_transpose(tl_context *ctx, const float *x, const float *w, const float *b,
@@ -103,7 +103,7 @@ extern "C" int32_t tl_cuda_conv_transpose(tl_context *ctx, const float *x, const
                                           const tl_dims *padding, float *out)
 {
     return tl_cuda_conv_transpose_grouped(ctx, x, w, b, batch, 1, in_channels, spatial, out_channels, kernel, stride,
-                                          &tl_conv_ones, padding, padding, &tl_conv_zeros, out);
+                                          &tl_dims_ones, padding, padding, &tl_dims_zeros, out);
 }
 
 extern "C" int32_t tl_cuda_conv_transpose_bwd(tl_context *ctx, const float *x, const float *w, const float *g,
@@ -112,7 +112,7 @@ extern "C" int32_t tl_cuda_conv_transpose_bwd(tl_context *ctx, const float *x, c
                                               const tl_dims *padding, float *gx, float *gw, float *gb)
 {
     return tl_cuda_conv_transpose_grouped_bwd(ctx, x, w, g, batch, 1, in_channels, spatial, out_channels, kernel,
-                                              stride, &tl_conv_ones, padding, padding, &tl_conv_zeros, gx, gw, gb);
+                                              stride, &tl_dims_ones, padding, padding, &tl_dims_zeros, gx, gw, gb);
 }
 
 extern "C" int32_t tl_cuda_conv_grouped(tl_context *ctx, const float *x, const float *w, const float *b, int64_t batch,
@@ -122,7 +122,8 @@ extern "C" int32_t tl_cuda_conv_grouped(tl_context *ctx, const float *x, const f
                                         const tl_dims *padding_high, float *out)
 {
     const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
-    const tl_conv_shape s = tl_conv_shape_of(spatial, &size, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s =
+        tl_conv_merge(spatial->rank, spatial->d, size.d, kernel->d, stride->d, padding_low->d, dilation->d);
     return product(ctx, {s, false, batch, groups, in_channels, out_channels, x, w, b, out});
 }
 
@@ -133,7 +134,8 @@ extern "C" int32_t tl_cuda_conv_grouped_bwd(tl_context *ctx, const float *x, con
                                             const tl_dims *padding_high, float *gx, float *gw, float *gb)
 {
     const tl_dims size = tl_conv_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high);
-    const tl_conv_shape s = tl_conv_shape_of(spatial, &size, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s =
+        tl_conv_merge(spatial->rank, spatial->d, size.d, kernel->d, stride->d, padding_low->d, dilation->d);
     return gradients(ctx, s, false, batch, groups, in_channels, out_channels, x, w, g, gx, gw, gb);
 }
 
@@ -146,7 +148,8 @@ extern "C" int32_t tl_cuda_conv_transpose_grouped(tl_context *ctx, const float *
 {
     const tl_dims size =
         tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
-    const tl_conv_shape s = tl_conv_shape_of(&size, spatial, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s =
+        tl_conv_merge(size.rank, size.d, spatial->d, kernel->d, stride->d, padding_low->d, dilation->d);
     return product(ctx, {s, true, batch, groups, in_channels, out_channels, x, w, b, out});
 }
 
@@ -160,6 +163,7 @@ extern "C" int32_t tl_cuda_conv_transpose_grouped_bwd(tl_context *ctx, const flo
 {
     const tl_dims size =
         tl_conv_transpose_grouped_out(spatial, kernel, stride, dilation, padding_low, padding_high, output_padding);
-    const tl_conv_shape s = tl_conv_shape_of(&size, spatial, kernel, stride, dilation, padding_low);
+    const tl_conv_shape s =
+        tl_conv_merge(size.rank, size.d, spatial->d, kernel->d, stride->d, padding_low->d, dilation->d);
     return gradients(ctx, s, true, batch, groups, in_channels, out_channels, x, w, g, gx, gw, gb);
 }
