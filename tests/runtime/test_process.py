@@ -3,7 +3,6 @@
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -18,7 +17,7 @@ from tlrt._binding import call, convert
 from tlrt._binding.library import load
 from tlrt._binding.observer import Observer
 from tlrt._binding.together import set_and_call
-from tlrt.verify.run import Runtime
+from tlrt.verify.run import Runtime, cpu_settings
 from tlspec.drawn import draw_case
 from tlspec.registry import ops
 
@@ -309,9 +308,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), a.numpy().tolist())
 def test_workers_keep_subnormals_whatever_their_maker_does():
     """Reading a large buffer makes the workers; it computes nothing, so it leaves its caller's mode as it is."""
     n, least = 1 << 22, np.float32(2.0**-149)
-    with tlrt.Device.new("cpu") as dev, ExitStack() as stack:
-        stack.callback(tlrt.set_threads, 0)
-        tlrt.set_threads(1)
+    with tlrt.Device.new("cpu") as dev, cpu_settings(threads=1):
         x = dev.buffer(np.full(n, least, np.float32))
         tlrt.set_threads(4)
         with mode("flush"):
