@@ -215,7 +215,7 @@ PATHS: dict[str, list[dict[str, Any]]] = {
         sizes(2, (200, 200), [16, 17], [3, 3], [1, 1], [1, 1]),
         sizes(3, (64, 390), [19, 18], [2, 3], [2, 2], [1, 0]),
         sizes(2, (40, 70), [24, 26], [3, 3], [1, 1], [1, 1]),
-        # few terms: of each number of columns, with eight rows of a thread and more, in one chain and two, with chunks of taps
+        # direct tiles: of each number of columns, with eight rows of a thread and more; then few terms with chunks of taps
         sizes(2, (3, 70), [33, 40], [3, 5], [1, 1], [1, 0]),
         sizes(2, (5, 137), [30, 31], [1, 1], [1, 1], [0, 0]),
         sizes(2, (1, 9), [5, 9, 33], [2, 3, 3], [1, 1, 1], [1, 0, 2]),

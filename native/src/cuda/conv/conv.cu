@@ -27,8 +27,7 @@ int32_t product(tl_context *ctx, const tl_conv_product &p)
     const tl_conv_device device = device_of(ctx, tl_conv_wgmma_has_product(ctx));
     switch (tl_conv_select_product(&p.s, p.spread, p.batch, p.groups, p.channels, p.rows, device)) {
     case TL_CONV_CHAIN: return tl_conv_chain(ctx, p);
-    case TL_CONV_DIRECT: return tl_conv_direct(ctx, p);
-    case TL_CONV_FEW_TERMS: return tl_conv_few_terms(ctx, p);
+    case TL_CONV_DIRECT: return p.groups == 1 ? tl_conv_direct_tiles(ctx, p) : tl_conv_direct(ctx, p);
     case TL_CONV_WGMMA: return tl_conv_wgmma(ctx, p);
     default: return tl_conv_mma(ctx, p);
     }

@@ -140,7 +140,7 @@ struct tl_conv_gradient {
 /* By each algorithm of conv/select.h. All of batch, groups, channels and rows >= 1; those without groups take one. */
 int32_t tl_conv_chain(tl_context *ctx, const tl_conv_product &p);
 int32_t tl_conv_direct(tl_context *ctx, const tl_conv_product &p);
-int32_t tl_conv_few_terms(tl_context *ctx, const tl_conv_product &p);
+int32_t tl_conv_direct_tiles(tl_context *ctx, const tl_conv_product &p);
 int32_t tl_conv_mma(tl_context *ctx, const tl_conv_product &p);
 int32_t tl_conv_wgmma(tl_context *ctx, const tl_conv_product &p);
 int32_t tl_conv_chain_weights(tl_context *ctx, const tl_conv_gradient &p);

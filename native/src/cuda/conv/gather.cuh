@@ -1,4 +1,4 @@
-/* A gather of at most three axes (formula/conv_geometry.h) as kernels read it: what few_terms.cu, wgmma_product.cu and
+/* A gather of at most three axes (formula/conv_geometry.h) as kernels read it: what direct_tiles.cu, wgmma_product.cu and
  * wgmma_weights.cu share. */
 #pragma once
 

@@ -6,20 +6,13 @@
 #include "formula/conv_geometry.h"
 #include "formula/integer.h"
 
-typedef enum tl_conv_algorithm {
-    TL_CONV_CHAIN,
-    TL_CONV_DIRECT,
-    TL_CONV_FEW_TERMS,
-    TL_CONV_MMA,
-    TL_CONV_WGMMA
-} tl_conv_algorithm;
+typedef enum tl_conv_algorithm { TL_CONV_CHAIN, TL_CONV_DIRECT, TL_CONV_MMA, TL_CONV_WGMMA } tl_conv_algorithm;
 
 static inline const char *tl_conv_reason(int algorithm)
 {
     static const char *const reasons[] = {
         "chain: float64 tensor cores, the mode reproducible; in fast groups of many channels and small images where float64 is fast",
-        "direct: a thread sums the terms of its elements, groups of few channels, above all depthwise",
-        "few_terms: sums of fewer terms than tensor cores take",
+        "direct: a thread sums the terms of its elements, of groups of few channels and of fewer terms than tensor cores take",
         "mma: split TF32 products, which take every shape",
         "wgmma: split TF32 warp group products, images large enough to fill their tiles",
     };
@@ -61,6 +54,8 @@ TL_HD int tl_conv_is_small(const tl_conv_shape *s)
 enum {
     TL_CONV_MAX_DIRECT_CHANNELS = 8, /* of a group, and rows: with more, tensor cores are faster */
     TL_CONV_MAX_DIRECT_TAPS = 16384,
+    TL_CONV_MAX_DIRECT_COLUMNS = 48, /* of channels and taps, of one group */
+    TL_CONV_MAX_DIRECT_ROWS = 65535 * 8,
     TL_CONV_MAX_CHAIN_PAIRS = 4, /* of channels and rows of a group, with chains shorter than a tile takes */
 };
 
@@ -78,19 +73,15 @@ TL_HD int tl_conv_prefer_direct(const tl_conv_shape *s, int64_t groups, int64_t 
            tl_conv_direct_runs(s);
 }
 
-/* ---- few terms --------------------------------------------------------------------------------------------------- */
-
-enum { TL_CONV_MAX_FEW_COLUMNS = 48, TL_CONV_MAX_FEW_ROWS = 65535 * 8 };
-
-/* A correlation, or a spread of one phase, whose positions are the whole image; a bit for each tap of an axis. */
-TL_HD int tl_conv_prefer_few_terms(const tl_conv_shape *s, int spread, int64_t channels, int64_t rows)
+/* One group: a correlation, or a spread of one phase, whose positions are the whole image; a bit for each tap of an axis. */
+TL_HD int tl_conv_prefer_direct_tiles(const tl_conv_shape *s, int spread, int64_t channels, int64_t rows)
 {
     int64_t bits = TL_CONV_AXES - s->rank;
     for (int32_t d = 0; d < s->rank; d++) {
         if (spread && s->stride[d] > 1) return 0;
         bits += s->kernel[d];
     }
-    return tl_conv_is_small(s) && channels * s->taps <= TL_CONV_MAX_FEW_COLUMNS && rows <= TL_CONV_MAX_FEW_ROWS &&
+    return tl_conv_is_small(s) && channels * s->taps <= TL_CONV_MAX_DIRECT_COLUMNS && rows <= TL_CONV_MAX_DIRECT_ROWS &&
            s->taps <= TL_CONV_CHUNK && bits <= 31;
 }
 
@@ -223,7 +214,7 @@ TL_HD tl_conv_algorithm tl_conv_select_product(const tl_conv_shape *s, int sprea
     if (groups > 1 || device.is_reproducible) return tl_conv_select_groups(s, device);
     if (tl_conv_prefer_chain(s, device) && (double)s->out_size * (double)channels * (double)rows < TL_CONV_SMALL_WORK)
         return TL_CONV_CHAIN;
-    if (tl_conv_prefer_few_terms(s, spread, channels, rows)) return TL_CONV_FEW_TERMS;
+    if (tl_conv_prefer_direct_tiles(s, spread, channels, rows)) return TL_CONV_DIRECT;
     return device.has_wgmma && tl_conv_wgmma_takes_product(s, spread, batch, channels, rows) ? TL_CONV_WGMMA
                                                                                              : TL_CONV_MMA;
 }

@@ -1,16 +1,14 @@
-/* Convolutions whose elements are sums of fewer terms than tensor cores take, as those of first layers with strides are: fused
- * multiply-adds.
+/* Direct products of one group: sums of fewer terms than tensor cores take, as those of first layers with strides are.
  *
- *   few_terms_kernel   a block owns POSITIONS positions of the batch and some rows. It gathers what the positions multiply, zeros
- *                      outside, and the weights into shared memory, once; a thread then keeps the sums of ROWS rows of P
- *                      positions, so that P elements and ROWS weights, which all lanes read from the same place, make P·ROWS
- *                      multiply-adds. The lanes of a warp have neighbouring positions and write whole lines
+ *   tile_kernel   a block owns POSITIONS positions of the batch and some rows. It gathers what the positions multiply, zeros
+ *                 outside, and the weights into shared memory, once; a thread then keeps the sums of ROWS rows of P positions, so
+ *                 that P elements and ROWS weights, which all lanes read from the same place, make P·ROWS multiply-adds. The
+ *                 lanes of a warp have neighbouring positions and write whole lines
  *
- * The tiles of conv/mma_product.cu serve these sums as well, in the same order, but gather and wait for every 16 columns of K again,
- * and pad rows to 64 and K to whole chains.
+ * The tiles of conv/mma_product.cu would serve these sums as well, but gather and wait for every 16 columns of K again, and pad rows
+ * to 64 and K to whole chains.
  *
- * Order of additions: that of conv/mma_product.cu, a chain of fused multiply-adds over CHAIN columns of K; then the
- * second chain, and the bias. */
+ * Order of additions: that of conv/direct.cu. */
 #include "cuda/conv/gather.cuh"
 
 using namespace tl_conv_gathers;
@@ -18,7 +16,7 @@ using namespace tl_conv_gathers;
 namespace {
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
-constexpr int POSITIONS = 128, ROWS = 8, CHAIN = 32;
+constexpr int POSITIONS = 128, ROWS = 8;
 constexpr uint32_t NEVER = UINT32_C(1) << 31; /* the bit of no tap, which no position has */
 
 struct Job {
@@ -62,11 +60,10 @@ __device__ __forceinline__ uint32_t bits_of(const Job &job, const Position &posi
 }
 
 /* Warps that share positions have P of them to a thread each, and ROWS rows of their own. */
-template <int COLUMNS, int P>
-__global__ void __launch_bounds__(THREADS) few_terms_kernel(const __grid_constant__ Job job)
+template <int COLUMNS, int P> __global__ void __launch_bounds__(THREADS) tile_kernel(const __grid_constant__ Job job)
 {
-    constexpr int TILE_ROWS = ROWS * P, PITCH = TILE_ROWS + 4, CHAINS = (COLUMNS + CHAIN - 1) / CHAIN;
-    static_assert(COLUMNS % 4 == 0 && COLUMNS <= TL_CONV_MAX_FEW_COLUMNS && COLUMNS <= THREADS &&
+    constexpr int TILE_ROWS = ROWS * P, PITCH = TILE_ROWS + 4;
+    static_assert(COLUMNS % 4 == 0 && COLUMNS <= TL_CONV_MAX_DIRECT_COLUMNS && COLUMNS <= THREADS &&
                       POSITIONS == THREADS && WARPS % P == 0,
                   "a thread has a position to gather and a column to describe");
     __shared__ __align__(16) float elements[COLUMNS][POSITIONS];
@@ -101,24 +98,18 @@ __global__ void __launch_bounds__(THREADS) few_terms_kernel(const __grid_constan
     const uint32_t own_row = warp % P * ROWS, own = warp / P * (32 * P) + lane;
     if (row0 + own_row >= rows) return;
     float sum[ROWS][P] = {};
-    TL_UNROLL_FOR (int c = 0; c < CHAINS; c++) {
-        float chain[ROWS][P] = {};
 #pragma unroll 4
-        for (int k = c * CHAIN; k < (c + 1 < CHAINS ? (c + 1) * CHAIN : COLUMNS); k++) {
-            float x[P], w[ROWS];
-            TL_UNROLL_FOR (int p = 0; p < P; p++)
-                x[p] = elements[k][own + 32 * p];
-            TL_UNROLL_FOR (int r = 0; r < ROWS; r += 4) {
-                const float4 four = *reinterpret_cast<const float4 *>(weights[k] + own_row + r);
-                w[r] = four.x, w[r + 1] = four.y, w[r + 2] = four.z, w[r + 3] = four.w;
-            }
-            TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
-                TL_UNROLL_FOR (int p = 0; p < P; p++)
-                    chain[r][p] = fmaf(w[r], x[p], chain[r][p]);
+    for (int k = 0; k < COLUMNS; k++) {
+        float x[P], w[ROWS];
+        TL_UNROLL_FOR (int p = 0; p < P; p++)
+            x[p] = elements[k][own + 32 * p];
+        TL_UNROLL_FOR (int r = 0; r < ROWS; r += 4) {
+            const float4 four = *reinterpret_cast<const float4 *>(weights[k] + own_row + r);
+            w[r] = four.x, w[r + 1] = four.y, w[r + 2] = four.z, w[r + 3] = four.w;
         }
         TL_UNROLL_FOR (int r = 0; r < ROWS; r++)
             TL_UNROLL_FOR (int p = 0; p < P; p++)
-                sum[r][p] += chain[r][p]; /* also the first: a product that underflows may have left -0 */
+                sum[r][p] = fmaf(w[r], x[p], sum[r][p]);
     }
     TL_UNROLL_FOR (int p = 0; p < P; p++) {
         if (own + 32 * p >= left) break;
@@ -135,7 +126,7 @@ template <int COLUMNS, int P> int32_t launch_tiles(tl_context *ctx, const Job &j
 {
     const dim3 grid((unsigned)tl_ceil_div(job.phase.columns, POSITIONS),
                     (unsigned)tl_ceil_div(job.arrays.rows, ROWS * P));
-    return tl_launch(ctx, "conv_few_terms", few_terms_kernel<COLUMNS, P>, grid, THREADS, job);
+    return tl_launch(ctx, "conv_direct_tiles", tile_kernel<COLUMNS, P>, grid, THREADS, job);
 }
 
 template <int COLUMNS> int32_t launch(tl_context *ctx, const Job &job)
@@ -147,7 +138,7 @@ template <int COLUMNS> int32_t launch(tl_context *ctx, const Job &job)
 
 } // namespace
 
-int32_t tl_conv_few_terms(tl_context *ctx, const tl_conv_product &p)
+int32_t tl_conv_direct_tiles(tl_context *ctx, const tl_conv_product &p)
 {
     const tl_conv_gather g = p.phase(0);
     const Job job = {p.source,
