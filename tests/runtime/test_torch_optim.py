@@ -206,6 +206,28 @@ def test_one_wrong_gradient_of_several_skips_the_step(device: str, shapes: Any, 
         assert equal(weights, expected) and scaler.get_scale() == (4.0 if number is None else 2.0)
 
 
+@pytest.mark.parametrize("kind", ["Adagrad", "Adam", "AdamW", "SGD"])
+def test_a_skipped_step_leaves_weights_and_states(kind: str) -> None:
+    """Every state of the optimiser, so that the next step is as if there had been no overflow."""
+    weights = [nn.Parameter(drawn(i, 4, 5)) for i in range(2)]
+    amsgrad = {"amsgrad": True} if "Adam" in kind else {}
+    optimizer = getattr(torch.optim, kind)(weights, **OPTIONS[kind] | amsgrad, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def kept() -> list[Any]:
+        states = [x.clone() for w in weights for x in optimizer.state[w].values() if isinstance(x, torch.Tensor)]
+        return [*(w.detach().clone() for w in weights), *states]
+
+    with mode.reproducible(strict=True):
+        for factor in (1.0, torch.inf):
+            before = kept()
+            optimizer.zero_grad()
+            scaler.scale(sum(w.square().sum() for w in weights) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert len(before) > len(weights) and equal(kept(), before)
+
+
 @pytest.mark.parametrize("overflow", [0.0, 1.0])
 def test_a_skipped_step_leaves_the_gradient_scaled(overflow: float) -> None:
     def run() -> list[Any]:

@@ -19,6 +19,7 @@ from tlspec.draw.cases import (
     _move,
     break_check,
     build_case,
+    data_classes,
     draw_case,
     generator,
     refused_by,
@@ -203,6 +204,14 @@ def test_rows_draw_what_they_are_about(name: str, edges: tuple[int, ...]) -> Non
             value = values.get(n)
             found[n] |= set(value) if isinstance(value, list) else {value}
     assert {n: promised[n] - found[n] for n in found} == {n: set() for n in found}
+
+
+@pytest.mark.only(where=lambda row: any(a.kind in ("u32", "index") for a in row.signature.inputs))
+def test_of_the_indices_far_outside_some_are_negative_as_signed_numbers(row: registry.Op) -> None:
+    cases = [draw_case(row, seed, data, "small") for seed in range(20) for data in data_classes(row, "forward")]
+    indices = [c.inputs[a.name] for c in cases for a in row.signature.inputs if a.kind in ("u32", "index")]
+    largest = max(x.max(initial=0) for x in indices if x is not None)
+    assert largest < 2**24 or largest >= 2**31
 
 
 @pytest.mark.every_choice

@@ -142,12 +142,15 @@ def test_pairs_of_norms() -> None:
         carried = worst(function, operands)
         assert np.array_equal(value, function(*(v for v, _ in operands)))
         assert np.allclose(error, carried + U * (np.abs(value) + carried), rtol=1e-6, atol=1.1 * TINY), pair
-    x, d = np.array([[1.0, -2.0, 4.0]]), np.array([[0.1, 0.2, 0.3]])
-    for height in (2, 100):
-        value, error = norm_errors.summed((x, d), 1, height)
-        assert value == 3.0 and np.isclose(error, 0.6 + factor(height) * U * 7.6, rtol=1e-12, atol=0)
-    value, error = norm_errors.mean((x, d))  # two lanes' sums, then the quotient
-    assert value == 1.0 and np.isclose(error, (0.6 + 2 * U * 7.6 + U * 3.6) / 3, rtol=1e-6, atol=0)
+    x = np.array([[1.0, -2.0, 4.0]])
+    for d in (np.array([[0.1, 0.2, 0.3]]), 0 * x):  # beside errors of the operands a rounding would not be seen
+        for height in (2, 100):
+            value, error = norm_errors.summed((x, d), 1, height)
+            bad = d.sum() + factor(height) * U * (7 + d.sum())
+            assert value == 3.0 and np.isclose(error, bad, rtol=1e-12, atol=0)
+        value, error = norm_errors.mean((x, d))  # two lanes' sums, then the quotient
+        bad = d.sum() + 2 * U * (7 + d.sum())
+        assert value == 1.0 and np.isclose(error, (bad + U * (3 + bad)) / 3, rtol=1e-6, atol=0)
 
 
 @pytest.mark.operations("layer_norm", "batchnorm_channel_first")

@@ -148,6 +148,8 @@ class Verifier:
         self.runtimes = dict(runtimes)
         self.settings = settings or Settings()
         self.variants = cpu_variants() if self.settings.variants else []
+        #: the words with which a command repeats the mode of this run
+        self._mode = "" if self.settings.math == "fast" else f" --math {self.settings.math}"
 
     def check(
         self, op: Op, which: str | None = None, cases: Iterator[Case] | Sequence[Case] | None = None
@@ -231,13 +233,19 @@ class Verifier:
         first = next(iter(results.values()))
         for name, share in far_outputs(results).items():
             detail = f"{name}: the worst error is {share:.3g} of its bound, expected {NEAR} or more: {first.bound}"
-            line = f"python -m tlrt verify --ops {first.op} --seed {self.settings.seed} --cases {self.settings.cases}"
+            line = (
+                f"python -m tlrt verify --ops {first.op} --seed {self.settings.seed} --cases {self.settings.cases}"
+                + self._mode
+            )
             first.failures.append(Failure(first.entry, first.device, "slack", detail, line))
 
     def _check_coverage(self, op: Op, result: Result) -> None:
         """Enters a failure for each geometry class of the row that no case of a run with default settings was of."""
         for name in (n for n, count in result.classes.items() if count == 0):
-            line = f"python -m tlrt verify --ops {op.name} --seed {self.settings.seed} --device {result.device}"
+            line = (
+                f"python -m tlrt verify --ops {op.name} --seed {self.settings.seed} --device {result.device}"
+                + self._mode
+            )
             text = f"no case of {result.cases} was of the geometry class {name!r}: mend the row's draw, or the class"
             result.failures.append(Failure(result.entry, result.device, "coverage", text, line))
 
@@ -304,15 +312,17 @@ class Verifier:
     ) -> None:
         device = f"{next(iter(self.runtimes))},{runtime.name}" if kind == "bits" else runtime.name
         where = ", ".join(f"{k}={v}" for k, v in case.values.items() if k not in case.arguments)
-        if self.settings.math != "fast":
-            option = (*option, "--math", self.settings.math)
-        line = reproduction(case, device, *option)
+        line = self._line(case, device, option)
         detail = f"{detail} [{where}]" if where else detail
         result.failures.append(Failure(result.entry, device, kind, detail, line, describe_inputs(case.arguments)))
 
+    def _line(self, case: Case, device: str, option: tuple[str, ...] = ()) -> str:
+        """The command that repeats a case."""
+        return reproduction(case, device, *option) + self._mode
+
     def _run_case(self, case: Case, runtime: Runtime, result: Result) -> list[np.ndarray | None] | None:
         if self.settings.trace:
-            print(reproduction(case, runtime.name), case.which, case.dims, file=sys.stderr, flush=True)
+            print(self._line(case, runtime.name), case.which, case.dims, file=sys.stderr, flush=True)
         expected = case.expected_on(runtime.name)
         option: tuple[str, ...] = ()
         result.cases += 1
@@ -328,7 +338,7 @@ class Verifier:
                 if tolerance.any():
                     result.shares[a.name] = max(result.shares.get(a.name, 0.0), c.share)
                 if c.share > result.share:
-                    result.worst_line = reproduction(case, runtime.name)
+                    result.worst_line = self._line(case, runtime.name)
                 result.share, result.ulp = max(result.share, c.share), max(result.ulp, c.ulp)
                 if not c.ok:
                     self._add_failure(result, case, runtime, "bound", c.explain(a.name))

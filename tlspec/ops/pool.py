@@ -248,10 +248,10 @@ def _softmax(x, beta, kernel, stride, padding):
 
 def _total_error(a, e, total):
     """The relative error of the float32 Σ e^a: an exponent β(v - p) carries two roundings (also where v - p is taken of halves, as it overflows), so the term 2u|a| and the
-    3u (one and a half ulp) of tl_exp, subnormal terms half of TINY more; positive terms are summed one after another;
-    the padded cells' term takes two roundings more."""
-    h = max(e.shape[-1] - 1, 0) + 2
-    own = (e * (2 * U * np.where(e > 0, np.abs(a), 0.0) + 3 * U) + 2 * TINY).sum(axis=-1)
+    3u (one and a half ulp) of tl_exp, subnormal terms half of TINY more, and e^0 = 1 nothing; positive terms are summed one after
+    another; the padded cells' term takes two roundings more."""
+    h = e.shape[-1] + 1 if e.shape[-1] > 1 else 0
+    own = np.where(a == 0, 0.0, e * (2 * U * np.where(e > 0, np.abs(a), 0.0) + 3 * U) + 2 * TINY).sum(axis=-1)
     return own / total + factor(h) * U
 
 

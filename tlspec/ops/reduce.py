@@ -435,7 +435,7 @@ def cumsum(x, axis, reverse):
     Shapes: x and out (*dims). An empty axis gives an empty buffer.
     Special values: IEEE 754; nothing overflows on the way, and a sum is never -0.
     Errors: ARGUMENT if axis >= rank(dims) or reverse > 1."""
-    return np.flip(np.flip(x, axis).cumsum(axis=axis), axis) if reverse else x.cumsum(axis=axis) + 0.0
+    return (np.flip(np.flip(x, axis).cumsum(axis=axis), axis) if reverse else x.cumsum(axis=axis)) + 0.0
 
 
 @cumsum.vjp("g -> gx",
