@@ -1,5 +1,6 @@
 """Where a captured step finds parameters: shared buffers are refused, values that lie in another's place are not lost."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -244,6 +245,23 @@ def test_a_state_loaded_between_two_captures(make: Any, tmp_path: Any) -> None:
     assert eager.values() == captured.values()
     states = [[a.tolist() for a in run.optimizer.state()[1].values()] for run in runs]
     assert states[0] == states[1]
+
+
+def test_steps_loads_and_new_values_in_every_order(make: Any) -> None:
+    """Eager steps and replays mix, whatever moved the states and the parameters in between."""
+    for order in itertools.product(("step", "replay", "load", "set"), repeat=4):
+        eager, captured = runs = [make(kind=optim.Adam) for _ in range(2)]
+        for k, what in enumerate((*order, "step")):
+            x = np.full(3, k * 0.5 + 1)
+            if what in ("step", "replay"):
+                assert eager.eager(x) == (captured.eager(x) if what == "step" else captured.replay(x)), order
+            for run in runs if what == "load" else ():
+                run.optimizer.load_state(*run.optimizer.state())
+            for run in runs if what == "set" else ():
+                run.a.set(run.a.numpy() * 0.5)
+        assert eager.values() == captured.values(), order
+        states = [[a.tolist() for a in run.optimizer.state()[1].values()] for run in runs]
+        assert states[0] == states[1], order
 
 
 def test_values_in_their_places_are_left_alone(make: Any) -> None:
