@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 #include <unordered_map>
 #include <unordered_set>
@@ -37,6 +38,21 @@ bool is_opaque(const std::string &name)
     return opaque.count(name) != 0;
 }
 
+bool is_view(const c10::OperatorHandle &op)
+{
+    const auto &returns = op.schema().returns();
+    return !returns.empty() && std::all_of(returns.begin(), returns.end(),
+                                           [](const auto &r) { return r.alias_info() && !r.alias_info()->isWrite(); });
+}
+
+/* Whether any of its results is a tensor. */
+bool makes_tensors(const c10::OperatorHandle &op)
+{
+    const auto &returns = op.schema().returns();
+    return std::any_of(returns.begin(), returns.end(),
+                       [](const auto &r) { return r.type()->isSubtypeOf(*c10::TensorType::get()); });
+}
+
 Class classify(const c10::OperatorHandle &op)
 {
     using Key = c10::DispatchKey;
@@ -44,15 +60,13 @@ Class classify(const c10::OperatorHandle &op)
     if (!native && (has(op, Key::CompositeImplicitAutograd) || has(op, Key::CompositeExplicitAutograd) ||
                     has(op, Key::CompositeExplicitAutogradNonFunctional)))
         return Class::COMPOSITE;
-    bool tensors = false, view = !op.schema().returns().empty();
-    for (const auto &r : op.schema().returns())
-        view = view && r.alias_info() && !r.alias_info()->isWrite();
+    bool tensors = false;
     for (const auto &a : op.schema().arguments())
         tensors = tensors || a.type()->isSubtypeOf(*c10::TensorType::get()) ||
                   a.type()->isSubtypeOf(*c10::ListType::ofTensors());
     const auto ns = op.schema().name();
-    return view || ns.rfind("profiler::", 0) == 0 || (!tensors && op.schema().returns().empty()) ? Class::MOVES
-                                                                                                 : Class::LEFT;
+    return is_view(op) || ns.rfind("profiler::", 0) == 0 || (!tensors && op.schema().returns().empty()) ? Class::MOVES
+                                                                                                        : Class::LEFT;
 }
 
 bool is_real(const at::Tensor &t) { return t.defined() && (at::isFloatingType(t.scalar_type()) || t.is_complex()); }
@@ -110,6 +124,23 @@ void without_kernel(const c10::OperatorHandle &op, c10::DispatchKeySet keys, tor
         block->leave(op.schema().name().c_str(), work_of(op.schema().name(), kept, results ? results : operands));
 }
 
+/* An operator on sparse or nested tensors, whose keys come before the block's. Some of PyTorch's kernels for them call operators on
+ * the memory of their numbers, which come here; the others compute by loops of their own. */
+struct Beside : c10::OperatorKernel {
+    c10::SafeKernelFunction kernel;
+    explicit Beside(c10::SafeKernelFunction kernel) : kernel(std::move(kernel)) {}
+    void operator()(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack)
+    {
+        Block *const block = current();
+        int64_t operands = 0, before = block ? block->calls() : 0;
+        bool found = false, foreign = false;
+        for (const auto &v : torch::jit::last(*stack, op.schema().arguments().size()))
+            count(v, &operands, &found, &foreign);
+        kernel.callBoxed(op, keys, stack);
+        if (block && found && !foreign && block->calls() == before) block->leave(op.schema().name().c_str(), operands);
+    }
+};
+
 /* An operator that stays PyTorch's. Where PyTorch chooses the back end in an operator of its own it asks for all keys of the
  * thread, so the kernel is called after all. */
 void passed_on(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack)
@@ -131,15 +162,25 @@ torch::Library &operators()
     return library;
 }
 
+std::string full_name(const c10::OperatorName &op)
+{
+    return op.overload_name.empty() ? op.name : op.name + "." + op.overload_name;
+}
+
+/* A name without "aten::" and a final "_". */
+std::string without_end(const std::string &name)
+{
+    const std::string bare = name.substr(name.rfind("::") + 2);
+    return !bare.empty() && bare.back() == '_' ? bare.substr(0, bare.size() - 1) : bare;
+}
+
 /* The operators of which PyTorch's references in Python are made: their composite kernels count as kernels at KEY, and on a tensor
  * without memory would call what called them. */
 void pass_primitives(const c10::OperatorHandle &op)
 {
     static torch::Library library(torch::Library::IMPL, "prims", KEY, __FILE__, __LINE__);
     const c10::OperatorName &name = op.operator_name();
-    if (!op.hasKernelForDispatchKey(KEY))
-        library.impl((name.overload_name.empty() ? name.name : name.name + "." + name.overload_name).c_str(),
-                     torch::CppFunction::makeFallthrough());
+    if (!op.hasKernelForDispatchKey(KEY)) library.impl(full_name(name).c_str(), torch::CppFunction::makeFallthrough());
 }
 
 TORCH_LIBRARY_IMPL(_, CustomRNGKeyId, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&without_kernel>()); }
@@ -202,6 +243,15 @@ void Block::leave(const char *op, int64_t work)
     TORCH_CHECK_NOT_IMPLEMENTED(!strict, message("tlrt.torch.reproducible: operator: got aten.", bare(op),
                                                  ", expected one with a route; see docs/torch.md"));
     add(op, false, work);
+}
+
+int64_t Block::calls()
+{
+    const std::lock_guard<std::mutex> guard(lock);
+    int64_t sum = 0;
+    for (const auto &entry : counts)
+        sum += entry.second.calls;
+    return sum;
 }
 
 std::string Block::text()
@@ -300,6 +350,31 @@ EXPORT int tlrt_torch_note(const char *op, int here, int64_t work)
     return 0;
 }
 
+/* Operators on sparse and nested tensors are noted as PyTorch's, but for those named, which compute no numbers. */
+EXPORT void tlrt_torch_beside(const char *const *moves, uint64_t count)
+{
+    struct Silent : c10::WarningHandler {
+        void process(const c10::Warning &) override {} /* that a kernel is replaced */
+    } silent;
+    const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    const std::unordered_set<std::string> left_out(moves, moves + count);
+    using Key = c10::DispatchKey;
+    for (const Key key : {Key::SparseCPU, Key::SparseCUDA, Key::SparseCsrCPU, Key::SparseCsrCUDA, Key::NestedTensorCPU,
+                          Key::NestedTensorCUDA}) {
+        auto *const library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__); /* for good */
+        for (const auto &name : c10::Dispatcher::singleton().getAllOpNames()) {
+            const auto op = c10::Dispatcher::singleton().findOp(name);
+            const std::string bare = tlrt::without_end(name.name);
+            if (!op || name.name.rfind("aten::", 0) != 0 || left_out.count(bare) || !op->hasKernelForDispatchKey(key) ||
+                tlrt::is_view(*op) || !tlrt::makes_tensors(*op))
+                continue;
+            library->impl(tlrt::full_name(name).c_str(),
+                          torch::CppFunction::makeFromBoxedFunctor(
+                              std::make_unique<tlrt::Beside>(op->getComputedKernelForDispatchKey(key))));
+        }
+    }
+}
+
 /* Operators, by their names without "aten::" and a final "_", whose results do not depend on the device: they stay PyTorch's
  * without passing by here. */
 EXPORT void tlrt_torch_determined(const char *const *names, uint64_t count)
@@ -309,14 +384,12 @@ EXPORT void tlrt_torch_determined(const char *const *names, uint64_t count)
         if (op.name.rfind("prims::", 0) == 0)
             if (const auto primitive = c10::Dispatcher::singleton().findOp(op)) tlrt::pass_primitives(*primitive);
         if (op.name.rfind("aten::", 0) != 0) continue;
-        std::string name = op.name.substr(6);
-        if (!wanted.count(name) && !name.empty() && name.back() == '_') name.pop_back();
-        if (!wanted.count(name)) continue;
+        if (!wanted.count(op.name.substr(6)) && !wanted.count(tlrt::without_end(op.name))) continue;
         const auto handle = c10::Dispatcher::singleton().findOp(op);
         if (!handle || handle->hasKernelForDispatchKey(tlrt::KEY)) continue;
-        const std::string full = op.overload_name.empty() ? op.name : op.name + "." + op.overload_name;
-        tlrt::operators().impl(full.c_str(), handle->hasKernelForDispatchKey(c10::DispatchKey::BackendSelect)
-                                                 ? torch::CppFunction::makeFromBoxedFunction<&tlrt::passed_on>()
-                                                 : torch::CppFunction::makeFallthrough());
+        tlrt::operators().impl(tlrt::full_name(op).c_str(),
+                               handle->hasKernelForDispatchKey(c10::DispatchKey::BackendSelect)
+                                   ? torch::CppFunction::makeFromBoxedFunction<&tlrt::passed_on>()
+                                   : torch::CppFunction::makeFallthrough());
     }
 }

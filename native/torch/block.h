@@ -29,6 +29,8 @@ class Block : public c10::DebugInfoBase {
     void add(const char *op, bool here, int64_t work);
     /* Notes an operator that PyTorch computes; with `strict` an error. */
     void leave(const char *op, int64_t work);
+    /* How many it has noted. */
+    int64_t calls();
     /* One line for each operator: name, "here" or "left", calls, work. */
     std::string text();
     const bool strict;

@@ -369,7 +369,7 @@ at::Tensor &mul_out(c10::DispatchKeySet keys, const at::Tensor &x, const at::Ten
     return out.copy_(*z);
 }
 
-/* Steps between fractions round on a GPU in its own way. */
+/* Steps between fractions, which round on a GPU in its own way: a product and a sum in float64. */
 at::Tensor &arange(c10::DispatchKeySet keys, const at::Scalar &start, const at::Scalar &end, const at::Scalar &step,
                    at::Tensor &out)
 {
@@ -377,9 +377,11 @@ at::Tensor &arange(c10::DispatchKeySet keys, const at::Scalar &start, const at::
     const auto is_whole = [](const at::Scalar &s) {
         return !s.isFloatingPoint() || s.toDouble() == std::trunc(s.toDouble());
     };
-    if (block && is_plain(out) && out.is_floating_point() && !(is_whole(start) && is_whole(step)))
-        block->leave("aten::arange", out.numel());
-    return at::_ops::arange_start_out::redispatch(after(keys), start, end, step, out);
+    at::_ops::arange_start_out::redispatch(after(keys), start, end, step, out);
+    if (!block || !is_plain(out) || !out.is_floating_point() || (is_whole(start) && is_whole(step))) return out;
+    block->add("aten::arange", true, out.numel());
+    const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
+    return out.copy_(at::arange(out.numel(), out.options().dtype(at::kDouble)).mul(step).add(start).view(out.sizes()));
 }
 
 /* Numbers out of an integer's range become 0, where devices differ. */

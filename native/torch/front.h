@@ -25,15 +25,16 @@ inline bool is_transformed()
 }
 
 /* Whether a call is the block's to take apart: no transform of torch.func and no tracer has it, and no tangent unless the caller
- * has a rule for it. Memory with the negative bit holds other numbers, which PyTorch resolves only below. */
+ * has a rule for it. Memory with the negative bit holds other numbers, which PyTorch resolves only below. It is asked first: a
+ * nested tensor has no sizes. */
 inline bool is_ours(at::TensorList tensors, bool takes_tangents = false)
 {
     if (!current() || c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
         c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python))
         return false;
     for (const at::Tensor &t : tensors)
-        if (t.defined() && (!is_plain(t) || t.is_neg() || t.key_set().has(c10::DispatchKey::Python) ||
-                            !at::isFloatingType(t.scalar_type())))
+        if (t.defined() && (!is_plain(t) || t.is_neg() || t.key_set().has(c10::DispatchKey::Python) || t.is_nested() ||
+                            t.layout() != at::kStrided || !at::isFloatingType(t.scalar_type())))
             return false;
     return takes_tangents || !have_tangents(tensors);
 }

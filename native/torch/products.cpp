@@ -112,8 +112,8 @@ std::optional<at::Tensor> dot(const at::Tensor &x, const at::Tensor &y)
 at::Tensor linear(const at::Tensor &x, const at::Tensor &w, const std::optional<at::Tensor> &bias)
 {
     using Op = at::_ops::linear;
-    if (!bias || !bias->defined() || x.dim() == 2 || x.dim() == 0 || w.dim() != 2 || x.size(-1) != w.size(1) ||
-        !is_ours({x, w, *bias}))
+    if (!bias || !bias->defined() || !is_ours({x, w, *bias}) || x.dim() == 2 || x.dim() == 0 || w.dim() != 2 ||
+        x.size(-1) != w.size(1))
         return as_without<Op>(x, w, bias);
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.back() = w.size(0);

@@ -259,7 +259,7 @@ at::Tensor dropped(const at::Tensor &x, const at::Tensor &mask)
 
 bool is_dropped(const at::Tensor &x, double p, bool train)
 {
-    return train && p != 0 && x.numel() && x.scalar_type() != at::kDouble && is_ours({x});
+    return train && p != 0 && is_ours({x}) && x.numel() && x.scalar_type() != at::kDouble;
 }
 
 at::Tensor dropout(const at::Tensor &x, double p, bool train)

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import zlib
 from typing import Any
 
 import numpy as np
@@ -85,9 +86,9 @@ def both(operator: Any, operands: list[Any], **others: Any) -> tuple[Any, Any]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_mixed_types_are_taken_as_pytorch_takes_them() -> None:
-    rng = np.random.default_rng(7)
     tried, wrong = set(), []
     for operator in operators():
+        rng = np.random.default_rng(zlib.crc32(str(operator).encode()))
         operands = given(operator)
         floats = [k for k, x in enumerate(operands) if isinstance(x, torch.Tensor) and x.is_floating_point()]
         if len(floats) < 2 or outcome(operator, operands) == "raises":
@@ -97,6 +98,9 @@ def test_mixed_types_are_taken_as_pytorch_takes_them() -> None:
             for k in floats:
                 shape = () if rng.random() < 0.2 and "backward" not in operator._schema.name else (4, 4)
                 operands[k] = drawn(k, *shape).abs().to(DTYPES[rng.integers(len(DTYPES))])
+            for k, argument in enumerate(operator._schema.arguments[: len(operands)]):
+                if argument.name == "input_dtype":  # that of softmax's operand, which gradients have
+                    operands[k] = operands[floats[0]].dtype
             expected, found = both(operator, operands)
             if expected != found:
                 kinds = [operands[k].dtype for k in floats]
@@ -352,6 +356,19 @@ def test_decompositions() -> None:
         check_route(lambda x, how=how: torch.linalg.qr(x.detach(), how)[1], [drawn(1, 5, 3)], one=False)
     with mode.reproducible(strict=True):
         assert torch.equal(torch.linalg.qr(torch.zeros(4, 2))[0], torch.eye(4, 2))
+    for rows, columns in ((5, 3), (4, 4)):
+        check_route(
+            lambda x: torch.linalg.householder_product(*torch.geqrf(x.detach())),
+            [drawn(1, 2, rows, columns)],
+            one=False,
+        )
+        check_route(torch.linalg.householder_product, list(torch.geqrf(drawn(1, 2, rows, columns))), one=False)
+    sizes = torch.tensor([0.0, 0.01, 1.0, 3.0])[:, None, None]
+    check_route(torch.linalg.matrix_exp, [drawn(1, 4, 3, 3) * sizes], one=False)
+    with mode.reproducible(strict=True):
+        assert torch.equal(
+            torch.linalg.matrix_exp(drawn(1, 4, 3, 3) * sizes)[1], torch.linalg.matrix_exp(drawn(1, 4, 3, 3)[1] * 0.01)
+        )
     for upper in (False, True):
         check_route(
             lambda x, upper=upper: torch.linalg.cholesky(x @ x.mT + 5 * torch.eye(4, dtype=x.dtype), upper=upper),
@@ -363,6 +380,55 @@ def test_decompositions() -> None:
         assert torch.linalg.cholesky_ex(falling)[1].tolist() == [0, 3]
         with pytest.raises(torch.linalg.LinAlgError, match="leading minor of order 3"):
             torch.linalg.cholesky(falling)
+
+
+SYSTEMS: dict[str, Any] = {
+    "columns": lambda a, b: torch.linalg.solve(a, b),
+    "one side for all": lambda a, b: torch.linalg.solve(a, b[0]),
+    "vectors": lambda a, b: torch.linalg.solve(a[0], b[0, :, 0]),
+    "a vector for each": lambda a, b: torch.linalg.solve(a, b[..., 0]),
+    "rows": lambda a, b: torch.linalg.solve(a, b.mT, left=False),
+    "factors": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b),
+    "factors of the transpose": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b, adjoint=True),
+    "factors, and rows": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b.mT, left=False, adjoint=True),
+    "lower and upper factors": lambda a, b: torch.linalg.lu(a)[1] + torch.linalg.lu(a)[2],
+    "tall factors": lambda a, b: torch.linalg.lu(torch.cat([a, b], -1).mT)[1],
+    "wide factors": lambda a, b: torch.linalg.lu(torch.cat([a, b], -1))[2],
+    "inverses": lambda a, b: torch.linalg.inv(a),
+    "determinants": lambda a, b: torch.linalg.det(a),
+    "their logarithms": lambda a, b: torch.linalg.slogdet(a)[1],
+    "factors of Cholesky": lambda a, b: torch.cholesky_solve(b, torch.linalg.cholesky(a @ a.mT)),
+    "inverses of Cholesky": lambda a, b: torch.cholesky_inverse(torch.linalg.cholesky(a @ a.mT, upper=True), upper=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("by_rows", [True, False])
+@pytest.mark.parametrize("case", SYSTEMS)
+def test_systems_of_equations(case: str, by_rows: bool, order: int) -> None:
+    a, b = drawn(1, 2, 5, 5) + 4 * torch.eye(5), drawn(2, 2, 5, 3)
+    a = a.flip(-1) if by_rows else a.flip(-1).mT.contiguous().mT  # rows change places
+    check_route(lambda a, b: SYSTEMS[case](a, b) + 0 * b.sum(), [a, b], order, one=False)
+
+
+def test_singular_and_large_matrices() -> None:
+    """Several threads at a batch of large matrices disturb one another in PyTorch."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with mode.reproducible(strict=True):
+            identity = torch.eye(160).repeat(2, 1, 1)
+            assert torch.equal(torch.linalg.inv(identity.flip(-1)), identity.flip(-1))
+            assert torch.linalg.det(torch.ones(2, 2)) == 0
+            assert torch.linalg.slogdet(torch.tensor([[0.0, 1.0], [1.0, 0.0]])) == (-1.0, 0.0)
+            for f in (torch.linalg.inv, lambda x: torch.linalg.solve(x, x)):
+                with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+                    f(torch.ones(2, 2))
+            for f in (torch.linalg.inv, torch.linalg.det, lambda x: torch.linalg.solve(x, x)):
+                with pytest.raises(RuntimeError, match="must be batches of square matrices"):
+                    f(torch.ones(2, 3))
+    finally:
+        torch.set_num_threads(before)
 
 
 def overlap(a: Any, b: Any) -> float:

@@ -34,6 +34,12 @@ def attention(x: Any) -> Any:
     return F.scaled_dot_product_attention(x, x, x)
 
 
+def flexible(x: Any) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(x, x, x, lambda score, b, h, i, j: score + 0.1 * (i - j))
+
+
 def last(x: Any) -> Any:
     return x[:, :2, :, None].repeat(1, 1, 1, 2).permute(0, 2, 1, 3).to(memory_format=torch.channels_last)
 
@@ -44,6 +50,13 @@ def test_results_have_pytorchs_strides(case: str) -> None:
     expected = STRIDES[case](x)
     with mode.reproducible():
         assert STRIDES[case](x).shape == expected.shape
+
+
+def nested_layers(x: Any, layout: Any) -> Any:
+    """A linear layer, dropout of all and a norm."""
+    given = torch.nested.nested_tensor([x, x[:2]], layout=layout)
+    y = F.linear(given, x, x[0]) + F.dropout(F.linear(given, x), 1.0)
+    return torch.nested.to_padded_tensor(nn.LayerNorm(3)(y), 0.0)
 
 
 def _filled(m: Any) -> Any:
@@ -67,6 +80,10 @@ DOORS: dict[str, Any] = {
     "sparse": lambda x: torch.sparse.mm(x.relu().to_sparse(), x) + torch.sparse.sum(x.to_sparse(), 0).to_dense(),
     "csr": lambda x: x.relu().to_sparse_csr() @ x,
     "nested": lambda x: torch.nested.to_padded_tensor(F.relu(torch.nested.nested_tensor([x, x[:2]])), 0.0),
+    "layers on nested tensors": lambda x: nested_layers(x, torch.strided),
+    "layers on jagged tensors": lambda x: nested_layers(x, torch.jagged),
+    "attention with a function of its scores": lambda x: flexible(x.repeat(1, 1, 6, 6)),
+    "a branch": lambda x: torch.cond(x.sum() > 0, torch.exp, torch.sin, (x,)),
     "powers of mixed types": lambda x: x.abs().pow(torch.tensor([1, 2, 3])) + x.abs().double() ** x.abs(),
     "powers of whole numbers": lambda x: torch.tensor([1, 2, 3]) ** x + torch.tensor([2, 3, 4]) ** 2,
     "sums into integers": lambda x: sum(

@@ -294,12 +294,12 @@ def test_operators_that_are_determined_round_correctly(case: str, device: str) -
     assert found.cpu().numpy().tobytes() == expected.astype("<f4").tobytes()
 
 
-def test_ranges_of_fractions_are_reported() -> None:
-    with mode.reproducible() as report:
-        torch.arange(0.0, 4.0, 1.0)
-        assert report.left == ()
-        torch.arange(0.1, 4.0, 0.3)
-    assert report.left == ("arange",)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_ranges_of_fractions(dtype: Any) -> None:
+    for start, end, step in ((0.1, 4.0, 0.3), (0.5, 9.0, 1.0), (1.0, -1.0, -0.3), (0.0, 0.0, 0.1)):
+        expected = start + step * np.arange(np.ceil((end - start) / step))
+        with mode.reproducible(strict=True):
+            assert torch.equal(torch.arange(start, end, step, dtype=dtype), torch.from_numpy(expected).to(dtype))
 
 
 def test_dropout_that_is_on_is_computed() -> None:

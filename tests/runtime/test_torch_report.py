@@ -178,3 +178,42 @@ def test_subnormal_numbers_are_kept() -> None:
         torch.set_flush_denormal(False)
     assert [y.unique().tolist() for y in found] == [[2.0**-129], [2.0**-129], [2.0**-130], [2.0**-128]]
     assert torch.equal(again, before)
+
+
+def _coo(x: Any) -> Any:
+    """Each number twice."""
+    places = torch.tensor([[0, 1, 0, 1], [2, 0, 2, 0]])
+    return torch.sparse_coo_tensor(places, x.flatten()[:4], (3, 3))
+
+
+def _nested(x: Any) -> Any:
+    return torch.nested.nested_tensor([x, x[:2]])
+
+
+#: operators whose kernels for sparse and nested tensors are loops of their own
+LOOPS: dict[str, Any] = {
+    "sums of duplicates": lambda x: _coo(x).coalesce(),
+    "duplicates in a matrix": lambda x: _coo(x).to_dense(),
+    "a product": lambda x: torch.sparse.mm(_coo(x), x),
+    "a product of compressed rows": lambda x: x.to_sparse_csr() @ x,
+    "a sum of rows": lambda x: torch.sparse.sum(x.to_sparse(), 0),
+    "a norm": lambda x: F.layer_norm(_nested(x), (3,), x[0], x[1]),
+}
+#: and those that are made of operators on the numbers
+MADE: dict[str, Any] = {
+    "a softmax": lambda x: torch.softmax(_nested(x), -1),
+    "a layer": lambda x: F.linear(_nested(x), x),
+    "a copy": lambda x: torch.nested.to_padded_tensor(_nested(x), 0.0),
+    "places": lambda x: x.to_sparse().indices(),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", [*LOOPS, *MADE])
+def test_operators_on_sparse_and_nested_tensors_are_in_the_report(case: str) -> None:
+    x = drawn(1, 3, 3)
+    with mode.reproducible() as report:
+        (LOOPS | MADE)[case](x)
+    assert bool(report.left) == (case in LOOPS) and (report.coverage < 1) == (case in LOOPS)
+    if case in LOOPS:
+        refused(lambda: LOOPS[case](x))

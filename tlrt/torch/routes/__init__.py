@@ -6,9 +6,9 @@ import ctypes
 from functools import cache
 
 from tlrt.torch import shim
-from tlrt.torch.routes import bags, boxes, ctc, decompositions, images, scatters, triangular
-from tlrt.torch.routes.base import ROUTES, has_kernel, operator_names, register_kernels
-from tlrt.torch.routes.determined import DETERMINED
+from tlrt.torch.routes import bags, boxes, ctc, decompositions, images, lu, scatters, triangular
+from tlrt.torch.routes.base import ROUTES, has_kernel, operator_names, pass_functions, register_kernels
+from tlrt.torch.routes.determined import DETERMINED, MOVED
 
 __all__ = [
     "DETERMINED",
@@ -18,6 +18,7 @@ __all__ = [
     "ctc",
     "decompositions",
     "images",
+    "lu",
     "register",
     "scatters",
     "triangular",
@@ -33,5 +34,6 @@ def register() -> None:
     }
     # operators that are made of their own form with an argument `out` keep it
     register_kernels(sorted((routed - DETERMINED) | {"add", "sub", "div", "median", "nanmedian"}))
-    encoded = [n.encode() for n in sorted(DETERMINED)]
-    library.tlrt_torch_determined((ctypes.c_char_p * len(encoded))(*encoded), len(encoded))
+    pass_functions()
+    for function, names in ((library.tlrt_torch_determined, DETERMINED), (library.tlrt_torch_beside, MOVED)):
+        function((ctypes.c_char_p * len(names))(*(n.encode() for n in sorted(names))), len(names))

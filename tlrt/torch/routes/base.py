@@ -13,10 +13,12 @@ from tlrt.errors import UnavailableError, refusal
 from tlrt.torch import shim
 
 aten = torch.ops.aten
-#: the dispatch key of the block, as native/torch/block.h has it
-KEY = "CustomRNGKeyId"
+#: the dispatch keys of the block, as native/torch/block.h has them
+KEY, FRONT = "CustomRNGKeyId", "TESTING_ONLY_GenericMode"
 #: operator -> function of the same arguments, which raises NotImplementedError for a case that it does not compute
 ROUTES: dict[Any, Callable[..., Any]] = {}
+#: functions that take float32 alone, as their operators do on a CPU
+SINGLE: set[Callable[..., Any]] = set()
 #: kernels of other libraries' operators, by name
 LIBRARIES: dict[str, Callable[..., Any]] = {}
 
@@ -25,6 +27,14 @@ def route(*operators: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         ROUTES.update(dict.fromkeys(operators, function))
         return function
+
+    return register
+
+
+def route_of_singles(*operators: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        SINGLE.add(function)
+        return route(*operators)(function)
 
     return register
 
@@ -115,7 +125,8 @@ def _kernel(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         if not kinds or _is_foreign(tensors):
             return original(operator, args, kwargs)
         theirs = original(operator, args, kwargs) if len(kinds) > 1 else None
-        if kinds <= _COMPUTED and kwargs.get("dtype") in (None, torch.float32):
+        computed = frozenset([torch.float32]) if function in SINGLE else _COMPUTED
+        if kinds <= computed and kwargs.get("dtype") in (None, torch.float32):
             given = {n: _widened(v) for n, v in kwargs.items() if n not in _IGNORED}
             try:
                 with _without_autocast():
@@ -171,6 +182,15 @@ def operator_names() -> frozenset[str]:
 
 def has_kernel(name: str) -> bool:
     return name in operator_names() and torch._C._dispatch_has_kernel_for_dispatch_key(name, KEY)
+
+
+def pass_functions() -> None:
+    """Operators that take functions, such as `flex_attention`, are made of others: those of modules imported later, too."""
+    keys = [torch._C._parse_dispatch_key(name) for name in (KEY, FRONT)]
+    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.extend(keys)
+    for operator in torch._ops._higher_order_ops.values():
+        for key in keys:
+            operator.fallthrough(key)
 
 
 def register_kernels(routed: Sequence[str]) -> None:

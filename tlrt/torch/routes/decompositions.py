@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from tlrt.torch.routes.base import aten, route
+from tlrt.torch.routes.base import aten, route_of_singles
 
 
-@route(aten.linalg_cholesky_ex.default)
+@route_of_singles(aten.linalg_cholesky_ex.default)
 def cholesky(a: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     n = a.shape[-1]
     if a.dim() < 2 or a.shape[-2] != n or not a.numel():
@@ -29,39 +29,73 @@ def cholesky(a: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
             f"linalg.cholesky: The factorization could not be completed because the input is not positive-definite "
             f"(the leading minor of order {int(info[info != 0].min())} is not positive-definite)."
         )
-    return _by_columns(factor.mT if upper else factor), info
+    return by_columns(factor.mT if upper else factor), info
 
 
-@route(aten.linalg_qr.default)
-def qr(a: Any, mode: str = "reduced") -> Any:
-    """By Householder's reflections I - tau·v·vᵀ, signed as in LAPACK: diagonal elements of R and of A differ in sign."""
+@route_of_singles(aten.geqrf.default)
+def reflections(a: Any) -> Any:
+    """Householder's I - tau·v·vᵀ below and R on and above the diagonal, signed as in LAPACK: diagonal elements of R and of A
+    differ in sign."""
     if a.dim() < 2 or not a.numel():
         raise NotImplementedError("no matrix")
     m, n = a.shape[-2:]
-    r, reflections = a.clone(), []
+    r, taus = a.clone(), a.new_zeros(*a.shape[:-2], min(m, n))
     for j in range(min(m - 1, n)):
         x = r[..., j:, j]
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         changes = (x[..., 1:] != 0).any(-1, keepdim=True)
         diagonal = torch.where(x[..., :1] > 0, -size, size)
         v = torch.cat([torch.ones_like(size), x[..., 1:] / torch.where(changes, x[..., :1] - diagonal, 1.0)], -1)
-        tau = torch.where(changes, (diagonal - x[..., :1]) / torch.where(changes, diagonal, 1.0), 0.0)[..., None]
-        reflections.append((v[..., None], tau))
-        r[..., j:, j:] = _reflected(r[..., j:, j:], *reflections[-1])
-        r[..., j + 1 :, j] = 0.0
+        tau = torch.where(changes, (diagonal - x[..., :1]) / torch.where(changes, diagonal, 1.0), 0.0)
+        r[..., j:, j:] = _reflected(r[..., j:, j:], v[..., None], tau[..., None])
+        r[..., j + 1 :, j] = v[..., 1:]
+        taus[..., j : j + 1] = tau
+    return by_columns(r), taus
+
+
+@route_of_singles(aten.linalg_householder_product.default)
+def product_of_reflections(packed: Any, taus: Any) -> Any:
+    m, n = packed.shape[-2:]
+    if packed.dim() < 2 or not packed.numel() or n > m:
+        raise NotImplementedError("no reflections")
+    q = torch.eye(m, n, dtype=packed.dtype, device=packed.device).expand(packed.shape).clone()
+    for j in reversed(range(taus.shape[-1])):
+        v = torch.cat([torch.ones_like(packed[..., :1, j]), packed[..., j + 1 :, j]], -1)
+        q[..., j:, :] = _reflected(q[..., j:, :], v[..., None], taus[..., j, None, None])
+    return by_columns(q)
+
+
+@route_of_singles(aten.linalg_qr.default)
+def qr(a: Any, mode: str = "reduced") -> Any:
+    packed, taus = reflections(a)
+    m, n = a.shape[-2:]
     k = m if mode == "complete" else min(m, n)
-    r = r[..., :k, :].triu()
+    r = by_columns(packed[..., :k, :].triu())
     if mode == "r":
-        return a.new_empty(0), _by_columns(r)
-    q = torch.eye(m, k, dtype=a.dtype, device=a.device).expand(*a.shape[:-2], m, k).clone()
-    for j, (v, tau) in reversed(list(enumerate(reflections))):
-        q[..., j:, :] = _reflected(q[..., j:, :], v, tau)
-    return _by_columns(q), _by_columns(r)
+        return a.new_empty(0), r
+    columns = torch.nn.functional.pad(packed, (0, max(0, k - n)))[..., :k]
+    return product_of_reflections(columns, taus), r
+
+
+@route_of_singles(aten.linalg_matrix_exp.default)
+def matrix_exp(a: Any) -> Any:
+    """By Taylor's series for A / 2^n, which has a norm of at most 2, and n squares."""
+    if a.dim() < 2 or a.shape[-1] != a.shape[-2] or not a.numel():
+        raise NotImplementedError("no square matrix")
+    n = (torch.frexp(a.abs().sum(-2).amax(-1))[1] - 1).clamp(0, 128)[..., None, None]
+    small, one = torch.ldexp(a, -n), torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    y = one.expand(a.shape)
+    for k in range(16, 0, -1):
+        y = small @ y / k + one
+    for k in range(int(n.max())):
+        y = torch.where(k < n, y @ y, y)
+    return y
 
 
 def _reflected(x: Any, v: Any, tau: Any) -> Any:
     return x - (tau * v) @ (v.mT @ x)
 
 
-def _by_columns(x: Any) -> Any:
+def by_columns(x: Any) -> Any:
+    """Matrices whose columns lie side by side, as LAPACK has them."""
     return x.mT.contiguous().mT
