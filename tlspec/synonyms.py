@@ -26,7 +26,7 @@ __all__ = ["synonym"]
 def synonym(
     of: Op, text: str, arguments: str = "", *, order: str | None = None, checks: Sequence[Check] = (),
     draw: Callable[..., dict[str, Any]] | None = None, example: Mapping[str, Any] | None = None, torch: str = "",
-    meanings: Mapping[str, str] | None = None,
+    meanings: Mapping[str, str] | None = None, paths: Sequence[dict[str, Any]] = (),
 ) -> Callable[[Callable[[], None]], Op]:  # fmt: skip
     """Registers another name for an operation; the decorated function gives the name and the first sentence of its documentation.
 
@@ -39,7 +39,7 @@ def synonym(
     arguments : str
         Arrays, dimensions and parameters of the operation from the synonym's: "x=vec, dims=[rows, cols], axis=0". One that is
         not here is the synonym's of the same name, or has its default; an array that is None is left out.
-    order, checks, draw, example, torch, meanings
+    order, checks, draw, example, torch, meanings, paths
         As for :func:`tlspec.registry.op`, where `meanings` is `arguments`.
 
     Returns
@@ -54,7 +54,8 @@ def synonym(
         row = Op(
             name=function.__name__, family=function.__module__.rpartition(".")[2], text=text, signature=signature,
             reference=of.reference, bound=of.bound, contract=replace(of.contract, checks=tuple(checks), laws=()),
-            drawing=Drawing(draw=draw, data=of.drawing.data), doc=_documentation(function, forward, signature, arguments),
+            drawing=Drawing(draw=draw, data=of.drawing.data, paths=tuple(paths)),
+            doc=_documentation(function, forward, signature, arguments),
             source=of.source, torch=torch, arguments=meanings or {}, example=example or {}, no_vjp=of.no_vjp, forward=forward,
         )  # fmt: skip
         if of.vjp_rule is not None:

@@ -286,6 +286,25 @@ def _by_chance() -> Made:
     return kernel
 
 
+def _nearest_slope() -> Made:
+    seen: list[float] = []
+
+    def kernel(x: Any, slope: float) -> Any:
+        near = next((s for s in seen if abs(s - slope) <= abs(s) / 100), None)
+        seen.extend([slope] if near is None else [])
+        return np.where(x > 0, x, x * np.float32(slope if near is None else near))
+
+    return kernel
+
+
+def _common_scale(x: Any, gamma: Any, eps: float) -> Any:
+    top = np.abs(x).max(initial=0)
+    top = np.float32(2.0) ** np.floor(np.log2(top)) if 0 < top < np.inf else np.float32(1)
+    y = x / top
+    mean = np.mean(y * y, axis=1, keepdims=True, dtype=np.float64) if x.size else np.ones((len(x), 1))
+    return np.asarray(y / np.sqrt(mean + float(np.float32(eps)) / float(top) ** 2) * gamma, np.float32)
+
+
 def _first_epsilon() -> Made:
     """A program that is made for each shape, with the epsilon of the first call."""
     programs: dict[Any, Any] = {}
@@ -494,6 +513,10 @@ DISHONEST = [
         lambda x: (e := np.exp(x - x.max(initial=-np.inf))) / e.sum(axis=1, keepdims=True))),
     Dishonest("keeps results by shape, sum and maximum of the input", "softmax", _kept(
         lambda x: (x.shape, np.float32(x.sum(dtype=np.float64)).tobytes(), x.max(initial=0).tobytes()))),
+    Dishonest("keeps results by the input in bfloat16", "softmax", _kept(
+        lambda x: (x.shape, ((np.ascontiguousarray(x).view(np.uint32) + 0x8000) >> 16).tobytes()))),
+    Dishonest("takes a parameter within 1 % of an earlier one for that one", "leaky_relu", _nearest_slope),
+    Dishonest("scales all rows by the greatest number of any", "rms_norm", _plain(_common_scale)),
     Dishonest("has the first epsilon of each shape built in", "rms_norm", _first_epsilon),
     Dishonest("has the first strides of each shape built in", "softmax", _first_strides),
     Dishonest("returns the array that it keeps for such an input", "softmax", _remembered_array),

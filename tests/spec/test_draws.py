@@ -270,10 +270,12 @@ def test_a_check_is_broken_by_the_argument_that_it_blames(row: Op) -> None:
 #: other cases of a case's shapes; `filled` is about whole numbers, which no gradient that reads results takes
 ALTERED: dict[str, Callable[[Case], Case | None]] = {
     **{f.__name__: f for f in (altered.halved, altered.touched, altered.permuted, altered.falling, altered.tied,
-                               altered.expanded, altered.plain, altered.without, altered.otherwise, altered.shared)},
+                               altered.expanded, altered.plain, altered.without, altered.otherwise, altered.shared,
+                               altered.nudged, altered.nearly, altered.masked)},
     "laid": lambda case: altered.laid(case, "expanded"),
     "zeroed": lambda case: altered.zeroed(case, next(iter(case.inputs))),
     "beside": lambda case: altered.beside(case, [*case.dims][-1], 1) if case.dims else None,
+    "uneven": lambda case: next((altered.uneven(case, n) for n, k in case.dims.items() if isinstance(k, int) and k > 1), None),
 }  # fmt: skip
 
 

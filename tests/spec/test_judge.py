@@ -20,13 +20,14 @@ from tlspec import references, registry
 from tlspec.__main__ import main
 from tlspec.draw.cases import Case, Expected, draw_case
 from tlspec.formats import FORMATS
-from tlspec.judge import Report, check, kept
+from tlspec.judge import Report, check, choice, kept
 from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.blocks import ARRAY, blocks_of, independent_dimensions
 from tlspec.judge.example import Example
 from tlspec.judge.report import Finding
 from tlspec.judge.shrink import resized
 from tlspec.judge.trial import Trial, quantised
+from tlspec.ops import attention, conv
 from tlspec.running import ErrorArray
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -122,11 +123,37 @@ def test_zeros_copies_and_stale_results_are_caught() -> None:
     ("matmul", lambda A, B: A @ B if A.shape[1] else np.full((len(A), B.shape[1]), np.nan, np.float32), "n=0"),
     ("transpose2d", lambda x: x.copy() if x.shape[0] == x.shape[1] else x.T.copy(), "rows=33, cols=33"),
     ("reduce_sum", lambda x: x[: x.size % 2**16].sum(keepdims=True), ":integers:large"),
+    # a tile without a maximum beside tiles that have one
+    ("softmax", lambda x: softmax(x) * np.where((x[:, :64] == -np.inf).all(axis=1), np.float32("nan"), 1)[:, None], "cols=8209"),
 ])  # fmt: skip
 def test_sizes_that_draws_seldom_have(op: str, kernel: Callable[..., Any], where: str) -> None:
     report = check(kernel, op, **({} if where.endswith("large") else SMALL))
     address = next(f.repeat for f in report.findings if where in f.repeat).split("case=")[1].strip(")'\"")
     assert fails(kernel, op, case=address)
+
+
+def test_each_length_beyond_a_grid_stands_beside_one_beyond_a_warp() -> None:
+    op = registry.get("softmax")
+    sizes = [c.dims for c in choice.seldom_drawn([draw_case(op, 0, "normal", "small")], False)]
+    for long, other in itertools.permutations(("rows", "cols")):
+        assert any(each[long] > 65535 and each[other] > 32 for each in sizes)
+
+
+def test_lengths_that_belong_together_are_tried() -> None:
+    """A window of three with many channels; more than two tiles of 128 keys."""
+
+    def convolution(x, w, b, stride_h, stride_w, padding_h, padding_w):  # type: ignore[no-untyped-def]
+        right = conv.conv2d(x, w, b, stride_h, stride_w, padding_h, padding_w).astype(np.float32)
+        return right * np.float32(w.shape[1] < 16 or w.shape[2:] != (3, 3))
+
+    def attend(Q, K, V, mask, mask_mode, scale):  # type: ignore[no-untyped-def]
+        right = attention.flash_attention(Q, K, V, mask, mask_mode, scale).astype(np.float32)
+        return right * np.float32(Q.shape[1] <= 256 or Q.shape[2] < 32)
+
+    for kernel, op in ((convolution, "conv2d"), (attend, "flash_attention")):
+        (found,) = check(kernel, op, isolate=False, sensitive=False, repeats=0, fail_fast=True).findings
+        assert found.kind == "value"
+        assert fails(kernel, op, isolate=False, case=found.repeat.split("case=")[1].strip(")'\""))
 
 
 def test_what_follows_from_parameters_alone_has_errors_too() -> None:

@@ -511,6 +511,16 @@ def test_functions_of_scipy() -> None:
     assert np.all(special.xlogy(wide, wide).error < 1e-5)
 
 
+@pytest.mark.parametrize("scaled", [lambda x: x * np.log2(np.e), lambda x: np.log2(np.e) * x, lambda x: x / np.log(2)])
+def test_an_infinity_is_certain_whatever_number_scales_it(scaled: Any) -> None:
+    """A weight of 2^-inf is 0, and its error no infinity, that would let anything pass beside it."""
+    x = np.array([[-np.inf, 0.25, 1.0]])
+    e = np.exp2(scaled(ErrorArray(x)))
+    found = e / e.sum(axis=1, keepdims=True)
+    assert found.value[0, 0] == 0
+    assert (found.error < 1e-6).all()
+
+
 def test_finite_terms_that_overflow_beside_an_infinity() -> None:
     """In float32 the two products are +inf and -inf, whose sum is NaN; a small product changes no infinity."""
     for other, unsure in ((-1e30, True), (1.0, False)):

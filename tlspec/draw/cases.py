@@ -40,8 +40,8 @@ from tlspec.signature import WHOLE, Array
 
 __all__ = ["AT", "DATA", "EDGES", "EDGE_WORK", "PATH", "SHAPE", "SIZES", "Case", "Draw", "Expected", "break_check",
            "budget_of", "build_case", "class_aimed_at", "cotangent_names", "data_classes", "draw_case", "draw_cases",
-           "evaluate", "fill", "free_sizes", "generator", "is_empty", "long_lengths", "refused_by", "shape_case",
-           "shape_of", "stretched"]  # fmt: skip
+           "evaluate", "fill", "free_sizes", "generator", "is_empty", "long_lengths", "places_of", "refused_by",
+           "shape_case", "shape_of", "stretched"]  # fmt: skip
 
 #: the arrays of a call by name; None for one that is left out
 Arrays = dict[str, np.ndarray | None]

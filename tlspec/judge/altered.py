@@ -17,6 +17,10 @@ from tlspec.signature import WHOLE
 
 #: numbers of each array that a case with a few other numbers changes: the fewer, the likelier is a cache not to see them
 CHANGED = 1
+#: by what share a number or a parameter is larger that a cache may take for the one before
+NUDGE = 2.0**-10
+#: the factor of what stands beside rows that stay, so that no number common to all of them fits
+UNEVEN = 2.0**80
 #: drawn cases whose parameters are tried
 PARAMETERS = 6
 
@@ -39,6 +43,19 @@ def touched(case: Case) -> Case:
     return _mapped(case, change)
 
 
+def nudged(case: Case) -> Case:
+    """One number anywhere is larger by one part in 1024: what a cache does not see that rounds the numbers it knows."""
+    rng = generator("nudged", case.op.name, case.which, case.seed, case.data, case.size)
+
+    def change(name: str, x: np.ndarray) -> np.ndarray:
+        places = np.flatnonzero(np.isfinite(x) & (x != 0))
+        made = np.array(x, order="C")
+        made.flat[rng.permutation(places)[:CHANGED]] *= 1 + NUDGE
+        return made
+
+    return _mapped(case, change)
+
+
 def permuted(case: Case) -> Case:
     """The same numbers in another order: what a cache does not see that keeps sums, or the largest number."""
     rng = generator("permuted", case.op.name, case.which, case.seed, case.data, case.size)
@@ -53,6 +70,19 @@ def falling(case: Case) -> Case:
 def tied(case: Case) -> Case:
     """Numbers of which many are equal: -1, 0 and 1 and what is not finite."""
     return _mapped(case, lambda name, x: np.where(np.isfinite(x), np.clip(np.round(x), -1, 1), x).astype(x.dtype))
+
+
+def masked(case: Case) -> Case:
+    """-inf in the first half of each array's longest axis: whole tiles of it beside tiles without, as a mask leaves them."""
+
+    def change(name: str, x: np.ndarray) -> np.ndarray:
+        made = np.array(x, order="C")
+        if x.size and x.ndim:
+            axis = int(np.argmax(x.shape))
+            made[(slice(None),) * axis + (slice(x.shape[axis] // 2),)] = -np.inf
+        return made
+
+    return _mapped(case, change)
 
 
 def expanded(case: Case) -> Case:
@@ -116,6 +146,19 @@ def otherwise(case: Case) -> Case | None:
     return None
 
 
+def nearly(case: Case) -> Case | None:
+    """The same arrays with parameters that are larger by one part in 1024; None where none is a real number."""
+    reals = [p.name for p in case.op.signature.params if p.kind == "float" and np.isfinite(case.values[p.name])]
+    values = {n: float(np.float32(case.values[n] * (1 + NUDGE))) for n in reals if case.values[n]}
+    made = resized(case, {**lengths_of(case), **values}) if values else None
+    return made if made is not None and all(_is_same(x, made.inputs.get(n)) for n, x in case.inputs.items()) else None
+
+
+def uneven(case: Case, dim: str) -> Case:
+    """The first half of a dimension of the batch is far larger; the rest stays."""
+    return _beside(case, dim, case.values[dim] // 2, lambda x: x * x.dtype.type(UNEVEN))
+
+
 def shared(case: Case) -> Case | None:
     """The case with the same numbers in all inputs of a shape; None where shapes differ, or the operation writes one."""
     sig, made = case.signature, dict(case.inputs)
@@ -138,18 +181,22 @@ def _is_same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
 
 def beside(case: Case, dim: str, count: int) -> Case:
     """Other numbers in the first `count` places of a dimension of the batch; the rest stays."""
+    return _beside(case, dim, count, lambda x: -x / 2 if (x < 0).any() else _reversed_halves(x))
+
+
+def _beside(case: Case, dim: str, count: int, change: Callable[[np.ndarray], np.ndarray]) -> Case:
     sig = case.op.signature
     dims = {a.name: a.dims for a in sig.inputs}
     dims |= {name: sig.outputs[i].dims for i, name in enumerate(case.cotangents)}
 
-    def change(name: str, x: np.ndarray) -> np.ndarray:
+    def changed(name: str, x: np.ndarray) -> np.ndarray:
         if dim not in dims[name] or (dim != ELEMENTS and x.shape[dims[name].index(dim)] != case.values[dim]):
             return x
         made, place = np.array(x, order="C"), (slice(None),) * dims[name].index(dim) + (slice(count),)
-        made[place] = -made[place] / 2 if (made < 0).any() else _reversed_halves(made[place])
+        made[place] = change(made[place])
         return made
 
-    return _mapped(case, change)
+    return _mapped(case, changed)
 
 
 def _mapped(case: Case, change: Callable[[str, np.ndarray], np.ndarray]) -> Case:

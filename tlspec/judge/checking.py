@@ -20,7 +20,8 @@ from tlspec.formats import Format
 from tlspec.judge import altered, kept, repetition
 from tlspec.judge.apart import Apart, Ended, Here, TimedOut, ends_processes, kernel_of, prepare
 from tlspec.judge.arithmetic import MIXED, arithmetic
-from tlspec.judge.choice import drawn_cases, is_long, is_wide, seldom_drawn, shaped_cases
+from tlspec.judge.blocks import LARGE, elements_of
+from tlspec.judge.choice import drawn_cases, is_long, is_wide, path_cases, seldom_drawn, shaped_cases
 from tlspec.judge.contract import Contract, constrained, contract
 from tlspec.judge.formulas import further
 from tlspec.judge.kernel import MATRICES, Adapter, Kernel
@@ -526,6 +527,7 @@ def check(
         )
         return f"tlspec.check({'None' if function is None else name}, {how}{more}, case={address!r})"
 
+    special = data is None or "special" in data
     for which, kernel in kernels.items():
         rule = arguments if which == "forward" else backward_arguments
         judge = Check(kernel, row, which, fmt, out, model, rule, report, repeat, terms, fail_fast)
@@ -534,12 +536,18 @@ def check(
             chosen = case_at(row, case.removesuffix(ENDING[layout]))
             if chosen.which == which:
                 judge.run(chosen, layout=layout)
+                if is_long(chosen):
+                    repetition.ties(judge, chosen, special=special)
                 repetition.repeats(judge, chosen)
                 repetition.batches(judge, chosen)
                 repetition.often(judge, repeats or 0)
             continue
         drawn = cases_of[which]
-        drawn += [*seldom_drawn(drawn, empty), *shaped_cases(row, which, shapes, data, seed)]
+        drawn += [
+            *seldom_drawn(drawn, empty),
+            *path_cases(row, which, cases, data),
+            *shaped_cases(row, which, shapes, data, seed),
+        ]
         repeated, slowest = set[str](), 0.0
         ways: tuple[str, ...] = (*LAYOUTS, "mixed", *(["gradients"] if library.name.startswith("torch") else []))
         untried = ways
@@ -558,8 +566,8 @@ def check(
             begun = time.perf_counter()
             others = library.mutable and terms.strided and each.size != SHAPE
             judge.run(each, layout=ways[i // 5 % len(ways)] if others and i % 5 == 4 else "")
-            if is_long(each):
-                repetition.ties(judge, each)
+            if is_long(each) and elements_of(each) <= LARGE:
+                repetition.ties(judge, each, special=special)
             if each.size in ("medium", "large"):
                 repetition.stays(judge, each)
             took = max(time.perf_counter() - begun, judge.cost)

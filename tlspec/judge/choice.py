@@ -11,12 +11,14 @@ from tlspec.bounds import call_named
 from tlspec.drawn import (
     EDGE_WORK,
     EDGES,
+    PATH,
     SIZES,
     Case,
     data_classes,
     free_sizes,
     is_empty,
     long_lengths,
+    places_of,
     refused_by,
     shape_case,
     shape_of,
@@ -33,6 +35,11 @@ CASES = {"small": 24, "medium": 6, EDGES: 8, "large": 1}
 LARGE_WORK = 2**26
 #: the lengths of cases whose lengths are all equal: beyond a tile of 32, and no multiple of 4; and those of tiles
 EQUAL = (33, 16, 64, 128, 256)
+#: the lengths of an axis beside one beyond a warp, of which the first cheap one is tried: beyond the counters of a grid, and
+#: several tiles of 128; and the length beside it
+LONG_BESIDE, BESIDE = (65600, 8209, 1025, 577, 321), 33
+#: how many of a row's paths are tried, and their multiply-adds
+JOINED, JOINED_WORK = 6, 2**25
 #: how many axes and how many choices of whole numbers are tried with a long axis
 LONGER = 4
 #: a length beyond the largest vocabularies, which one case for each axis has
@@ -69,6 +76,15 @@ def shaped_cases(op: Op, which: str, shapes: Any, data: Any, seed: int) -> Itera
     classes = list(data) if data is not None and not isinstance(data, str) else classes
     for given in shapes_of(shapes, op):
         yield from (shape_case(op, which, given, seed, each) for each in classes)
+
+
+def path_cases(op: Op, which: str, cases: Any, data: Any) -> list[Case]:
+    """Cases of the row's paths, whose lengths belong together as those of a layer do: a window, its padding and many channels,
+    or attention and many tiles of keys. Draws join these seldom. The cheap ones, spread over all."""
+    room = SIZES["large"] // 2
+    cheap = [i for i, p in enumerate(op.drawing.paths) if _cheap(op, p, room, JOINED_WORK)] if cases is None else []
+    classes = [data] if isinstance(data, str) else list(data or ("normal",))
+    return [kept.drawn(op, i, classes[0], PATH, which) for i in cheap[:: max(-(-len(cheap) // JOINED), 1)]]
 
 
 def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
@@ -113,16 +129,29 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
             longest += _first(each, (stretched(v, names, i, n) for v in (values, ones)), room)
         for i in range(min(places, LONGER) if each is several[0] and case.op.family != "user" else 0):
             longest += _first(each, [stretched(ones, names, i, VOCABULARY)], SIZES["large"])
+    values = {n: v for n, v in lengths_of(case).items() if n in names}
+    for i in range(len(places_of(dict(values), names)) if case.op.family != "user" else 0):
+        beside = (_beside(values, names, i, n) for n in LONG_BESIDE)
+        longest += _first(case, beside, SIZES["large"] * 3 // 2, LARGE_WORK)
     longest += [end for each in longest if (end := _at_the_end(each)) is not None]
     wanted = ((of, {**lengths_of(of), **lengths}) for of, lengths in chosen)
     made = (resized(of, values) for of, values in wanted if _cheap(of.op, values))
     return [*(c for c in made if c is not None), *longest]
 
 
-def _first(case: Case, sizes: Iterable[dict[str, Any]], budget: int) -> list[Case]:
+def _beside(values: Mapping[str, Any], names: Sequence[str], chosen: int, length: int) -> dict[str, Any]:
+    """The values with one long size, and the one after it, or the first, at BESIDE; the others at most 3."""
+    made = stretched(values, names, chosen, length)
+    places = places_of(made, names)
+    to, at = places[(chosen + 1) % len(places)]
+    to[at] = BESIDE if len(places) > 1 else length
+    return made
+
+
+def _first(case: Case, sizes: Iterable[dict[str, Any]], budget: int, work: int = EDGE_WORK) -> list[Case]:
     """The case of the first lengths that the row takes and that are cheap; empty where none are."""
     every = ({**lengths_of(case), **each} for each in sizes)
-    made = (resized(case, values) for values in every if _cheap(case.op, values, budget))
+    made = (resized(case, values) for values in every if _cheap(case.op, values, budget, work))
     return [c for c in made if c is not None][:1]
 
 
@@ -152,11 +181,11 @@ def is_wide(case: Case) -> bool:
     return all(np.min(known[n], initial=2) > 1 for n in free_sizes(case.op) if n in known)
 
 
-def _cheap(op: Op, values: Mapping[str, Any], budget: int = SIZES[EDGES]) -> bool:
+def _cheap(op: Op, values: Mapping[str, Any], budget: int = SIZES[EDGES], most: int = EDGE_WORK) -> bool:
     """Whether a case of these values, which the row may refuse, is small."""
     try:
         size = sum(math.prod(shape_of(a, values)) for a in (*op.signature.inputs, *op.signature.outputs))
         work = 0 if op.drawing.work is None else call_named(op.drawing.work, values)
     except (IndexError, KeyError, TypeError, ValueError):
         return False
-    return size <= budget and work <= EDGE_WORK
+    return size <= budget and work <= most

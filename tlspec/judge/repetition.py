@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tlspec.compare import Comparison
-from tlspec.draw.cases import Case, draw_case, free_sizes, is_empty
+from tlspec.draw.cases import Case, data_classes, draw_case, free_sizes, is_empty
 from tlspec.formats import Format
 from tlspec.judge import altered, kept
 from tlspec.judge.apart import Apart, Here
@@ -41,6 +41,7 @@ WAVERS, ALIGNED = 64, 64
 #: data classes in which what else stands in an array may choose how an element is computed
 SPECIAL = ("special", "wide", "huge")
 TIES = "numbers of which many are equal"
+MASKED = "-inf in the first half of the longest axis"
 HALVED = "other numbers in arrays of these shapes"
 #: what is said of further calls with arrays of the same shapes
 OTHERS: dict[str, Callable[[Case], Case]] = {
@@ -48,12 +49,17 @@ OTHERS: dict[str, Callable[[Case], Case]] = {
     "the same numbers in another order": altered.permuted,
 }  # fmt: skip
 #: and of normal numbers besides
-ORDERED: dict[str, Callable[[Case], Case]] = {"the same numbers in falling order": altered.falling, TIES: altered.tied}
+ORDERED: dict[str, Callable[[Case], Case]] = {
+    "the same numbers in falling order": altered.falling, TIES: altered.tied,
+    "numbers of which one is larger by one part in 1024": altered.nudged,
+}  # fmt: skip
 #: by place of :func:`altered.filled`
 FILLED = ("the least whole number alone", "the greatest whole number alone", "the whole number below the middle alone",
           "the whole number above the middle alone")  # fmt: skip
 PARAMETERS, SHARED = "the same arrays with other parameters", "the same array as several arguments"
 WITHOUT = "the same arrays without the optional ones"
+NEARLY = "the same arrays with parameters that are larger by one part in 1024"
+UNEVEN = "the same numbers beside far larger ones"
 
 
 class Judge(Protocol):
@@ -130,7 +136,7 @@ def repeats(check: Judge, case: Case) -> None:
         if kind != "value":
             continue
         said = f"from {key}: {found}"
-        if key != SHARED and _is_stale(check, first, other, parameters=key == PARAMETERS):
+        if key != SHARED and _is_stale(check, first, other, parameters=key in (PARAMETERS, NEARLY)):
             texts.append(said)
         elif not any(f.kind == "value" for f in check.report.findings):
             check.report.findings.append(Finding("value", said, check.line(case)))
@@ -166,6 +172,10 @@ def _others(case: Case) -> Iterator[tuple[str, Case]]:
         yield WITHOUT, kept.derived(case, WITHOUT, partial(altered.without, case))  # type: ignore[arg-type]
     if (made := altered.otherwise(case)) is not None:
         yield PARAMETERS, made
+    if case.data == "normal" and (made := altered.nearly(case)) is not None:
+        yield NEARLY, made
+    if case.data == "normal" and (dim := _batch_of(case)) not in (None, ELEMENTS):
+        yield UNEVEN, kept.derived(case, UNEVEN, partial(altered.uneven, case, dim))
     if (made := altered.shared(case)) is not None:
         yield SHARED, kept.derived(case, SHARED, partial(altered.shared, case))  # type: ignore[arg-type]
 
@@ -192,11 +202,13 @@ def _is_stale(check: Judge, first: Bits, case: Case, *, parameters: bool) -> boo
     return not any(kind == "value" for kind, _ in check.problems(*check.trial(case), again=True))
 
 
-def ties(check: Judge, case: Case) -> None:
-    """A long case with equal numbers, far apart."""
-    found = _wrong_value(check, kept.derived(case, TIES, partial(altered.tied, case)))
-    if found and not any(f.kind == "value" for f in check.report.findings):
-        check.report.findings.append(Finding("value", f"from {TIES}: {found}", check.line(case)))
+def ties(check: Judge, case: Case, *, special: bool) -> None:
+    """A long case with equal numbers, far apart, and with tiles of -inf where special numbers are wanted and the row has them."""
+    infinite = special and "special" in data_classes(check.op, check.which) and not check.op.signature.elementwise
+    for said, change in ((TIES, altered.tied), *([(MASKED, altered.masked)] if infinite else [])):
+        found = _wrong_value(check, kept.derived(case, said, partial(change, case)))
+        if found and not any(f.kind == "value" for f in check.report.findings):
+            check.report.findings.append(Finding("value", f"from {said}: {found}", check.line(case)))
 
 
 @told
@@ -364,11 +376,16 @@ def _repeats_in_any_order(trial: Trial) -> bool:
         return False
 
 
+def _batch_of(case: Case) -> str | None:
+    """The first dimension whose parts do not depend on each other, and of which there are several."""
+    independent = [d for d in independent_dimensions(case.op, case.which) if d not in case.op.drawing.fixed]
+    return next((d for d in independent if d == ELEMENTS or case.values[d] > 1), None)
+
+
 @told
 def batches(check: Judge, case: Case) -> None:
     """Whether a part of the batch has the bits alone that it has in the whole, and the same whatever the rest holds."""
-    independent = [d for d in independent_dimensions(case.op, case.which) if d not in case.op.drawing.fixed]
-    dim = next((d for d in independent if d == ELEMENTS or case.values[d] > 1), None)
+    dim = _batch_of(case)
     if dim is None:
         return
     n = case.shape(case.signature.outputs[0])[0] if dim == ELEMENTS else case.values[dim]

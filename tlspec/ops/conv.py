@@ -277,6 +277,9 @@ CLASSES, TRANSPOSE_CLASSES = _classes(conv_out), _classes(conv_transpose_out)
 #: products; first layers, of several channels and of one; and small images whose inner dimension is cut
 PATHS = [_path(2, 7, 70, (19, 8), 1, 1, 0), _path(1, 5, 61, (4, 3), 2, 1, 0), _path(4, 61, 125, (47, 44), 3, 1, 1), _path(16, 48, 64, (64, 66), 4, 2, 1),
          _path(4, 3, 61, (61, 67), 7, 2, 3), _path(3, 1, 83, (9, 38), 7, 2, 3), _path(110, 96, 125, (12, 13), 3, 1, 1)]  # fmt: skip
+#: layers as models have them, small, with a rest beside tiles
+LAYERS = [_path(2, 16, 33, (13, 14), 3, 1, 1), _path(2, 17, 32, (14, 15), 3, 2, 1), _path(2, 32, 64, (14, 14), 1, 1, 0),
+          _path(2, 3, 48, (16, 16), 4, 4, 0)]  # fmt: skip
 #: the same on one and three axes; an axis of length 1, beside which most taps lie outside; and channels that fill tiles of 48 rows
 PATHS_OF_AXES = [_path(8, 96, 127, (1100,), 5, 1, 2), _path(2, 32, 63, (13, 24, 28), 3, 1, 1),
                  _path(2, 32, 61, (5, 64, 1), 3, 1, 1), _path(3, 32, 45, (7, 5, 4), 3, 1, 1)]  # fmt: skip
@@ -292,7 +295,7 @@ TRANSPOSE_PATHS_OF_AXES = [_path(2, 64, 61, (32, 1, 3), 4, 2, 1),
     "x[batch, in_channels, *spatial], w[out_channels, in_channels, *kernel], b[out_channels]; stride: dims, padding: dims"
     " -> out[batch, out_channels, *conv_out(spatial, kernel, stride, padding)]",
     bound=tree(lambda in_channels, kernel: in_channels * math.prod(kernel) + 1), same_bits=False, reproducible=True,
-    checks=_checks("conv_ok", CONV_FORMULA), draw=_draw(False), paths=[*PATHS, *PATHS_OF_AXES],
+    checks=_checks("conv_ok", CONV_FORMULA), draw=_draw(False), paths=[*PATHS, *PATHS_OF_AXES, *LAYERS],
     classes=CLASSES, lengths=_lengths(conv_out), work=_work(conv_out), laws=LAWS,
     source="torch.nn.functional.conv1d, conv2d, conv3d",
     arguments={"w": "weights", "b": "added to each output channel"})  # fmt: skip
@@ -369,7 +372,8 @@ _MEANINGS = {"w": "weights", "b": "added to each output channel"}
     "x[batch, in_channels, in_h, in_w], w[out_channels, in_channels, kernel_h, kernel_w], b[out_channels];"
     " stride_h: u32, stride_w: u32, padding_h: u32, padding_w: u32 -> out[batch, out_channels,"
     " conv_size(in_h, kernel_h, stride_h, padding_h), conv_size(in_w, kernel_w, stride_w, padding_w)]", _LISTS,
-    checks=_checks2d("conv_size", CONV_FORMULA), draw=_draw(False, 2), meanings=_MEANINGS)  # fmt: skip
+    checks=_checks2d("conv_size", CONV_FORMULA), draw=_draw(False, 2), meanings=_MEANINGS,
+    paths=[flatten_axes(p) for p in LAYERS])  # fmt: skip
 def conv2d():
     """Convolution of images; conv with two spatial axes."""
 

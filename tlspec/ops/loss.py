@@ -282,11 +282,25 @@ def cross_entropy_rows(logits, labels, weights, smoothing):
     Errors: ARGUMENT unless 0 <= smoothing <= 1."""
     if logits.shape[1] == 0:
         return np.zeros(len(labels))
-    t, (ignored, at), w = shifted(logits), picked(labels, logits.shape[1]), weights_of(weights, logits.shape[1])
-    each = np.log(np.exp(t).sum(axis=1, keepdims=True)) - t
+    t = shifted(logits)
+    return _weighted(np.log(np.exp(t).sum(axis=1, keepdims=True)) - t, labels, weights, smoothing)
+
+
+@cross_entropy_rows.formula()
+def _rows_by_logsumexp(logits, labels, weights, smoothing):
+    """By m + ln S - x, whose roundings are relative to m."""
+    if logits.shape[1] == 0:
+        return np.zeros(len(labels))
+    total = np.log(np.exp(shifted(logits)).sum(axis=1, keepdims=True))
+    return _weighted(logits.max(axis=1, keepdims=True) + total - logits, labels, weights, smoothing)
+
+
+def _weighted(each, labels, weights, smoothing):
+    """The losses of rows from those of each of their classes."""
+    (ignored, at), w = picked(labels, each.shape[1]), weights_of(weights, each.shape[1])
     loss = w[at] * each[np.arange(len(at)), at]
     if smoothing > 0:
-        loss = (1 - smoothing) * loss + smoothing * ((w * each).sum(axis=1) / logits.shape[1])
+        loss = (1 - smoothing) * loss + smoothing * ((w * each).sum(axis=1) / each.shape[1])
     return np.where(ignored, 0.0, loss)
 
 

@@ -28,12 +28,18 @@ def multiply(m: Model, a: Any, b: Any) -> ErrorArray:
     error: Any = 0.0  # and not NaN beside an infinity
     if reach(dx) != 0 or reach(dy) != 0:
         error = np.asarray(np.abs(x) * dy + np.abs(y) * dx + dx * dy)
-        error[(dx == 0) & (dy == 0)] = 0
+        error[((dx == 0) & (dy == 0)) | _stays_infinite(x, dx, y, dy) | _stays_infinite(y, dy, x, dx)] = 0
     if np.iscomplexobj(value):
         return result(m, value, error + 3 * m.unit * (np.abs(x) + dx) * (np.abs(y) + dy) + m.tiny)
     scaled = _scales(x, dx) | _scales(y, dy)
     scaled = scaled & ~lost(value, m) if scaled.any() else scaled
     return rounded(m, value, error, exact=scaled, brought=(dx, dy))
+
+
+def _stays_infinite(x: Any, dx: Any, y: Any, dy: Any) -> Any:
+    """Where a certain infinity meets a number of a certain sign: the product and the quotient are infinite."""
+    infinite = np.isinf(x) & (dx == 0)
+    return infinite & (np.abs(y) > dy) if np.any(infinite) else infinite
 
 
 def _scales(x: Any, dx: Any) -> Any:
@@ -45,7 +51,7 @@ def _scales(x: Any, dx: Any) -> Any:
 def divide(m: Model, a: Any, b: Any) -> ErrorArray:
     (x, dx), (y, dy) = operand(m, a), operand(m, b)
     value, size = x / y, np.abs(y)
-    certain = (dx == 0) & (dy == 0)
+    certain = ((dx == 0) & (dy == 0)) | _stays_infinite(x, dx, y, dy)
     error = np.where(certain, 0.0, (dx + np.abs(value) * dy) / np.where(size > dy, size - dy, 0.0))
     error = np.where(~certain & (x == 0) & (y == 0), np.inf, error)  # 0/0, or a number
     scaled = (_scales(y, dy) & ~lost(value, m)) | ((x == 0) & (dx == 0) & (size > dy))
