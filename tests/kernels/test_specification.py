@@ -2,6 +2,8 @@
 poisoned outputs, subsets of gradients, SIMD variants, thread counts, both devices, laws. Large cases and the paths of rows are
 left to ``make verify``."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,8 @@ from tlrt.verify.report import Result
 from tlrt.verify.run import Runtime
 from tlrt.verify.verifier import Settings, Verifier
 from tlspec import laws
-from tlspec.draw.cases import PATH, Case, build_case, data_classes, draw_case, generator
+from tlspec.draw.cases import PATH, Case, build_case, data_classes, draw_case, free_sizes, generator
+from tlspec.judge.shrink import lengths_of, resized
 from tlspec.registry import Op
 
 
@@ -71,6 +74,20 @@ def test_variants_and_threads_give_the_same_bits(entry: tuple[Op, str]) -> None:
     classes = data_classes(row, which)
     cases = [draw_case(row, 11 + i, data, "medium", which) for i, data in enumerate(classes[:3])]
     demand_success(verifier.check(row, which, cases))
+
+
+@pytest.mark.only(where=lambda row, which: not row.signature.lists and len(free_sizes(row)) > 1)
+def test_calls_of_exchanged_lengths_keep_apart(entry: tuple[Op, str], runtime: Runtime) -> None:
+    """What a call keeps for the next one is not taken by a call with as many elements in another shape."""
+    row, which = entry
+    case = draw_case(row, 29, "normal", "small", which)
+    lengths = {n: k for n, k in lengths_of(case).items() if n in free_sizes(row) and isinstance(k, int)}
+    others = [
+        resized(case, {**lengths_of(case), a: lengths[b], b: lengths[a]})
+        for a, b in itertools.combinations(lengths, 2)
+        if lengths[a] != lengths[b]
+    ]
+    demand(row, which, [each for other in others if other is not None for each in (case, other, case)], runtime)
 
 
 @pytest.mark.cuda

@@ -1,9 +1,11 @@
 """Groups of ranks: the same bits for every number of them, by TCP and by MPI, checkpoints that do not depend on it, and an error
 on every rank where one fails or differs."""
 
+import itertools
 import json
 import socket
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -451,6 +453,16 @@ def test_join_without_an_environment_is_a_group_of_one(monkeypatch: pytest.Monke
     monkeypatch.setenv("RANK", "x")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert_raises_regex(errors.ArgumentError, "RANK='x'", distributed.join)
+
+
+def test_of_several_failures_a_signal_is_told_first(capfd: pytest.CaptureFixture[str]) -> None:
+    """Whatever its rank: what the others say follows from it."""
+    for codes in itertools.permutations((1, -9, 3)):
+        programs = [f"import os; os.kill(os.getpid(), {-c})" if c < 0 else f"raise SystemExit({c})" for c in codes]
+        processes = [subprocess.Popen([sys.executable, "-c", p], text=True) for p in programs]
+        assert [p.wait() for p in processes] == [*codes]
+        assert launch._failure(processes) == -9
+        assert capfd.readouterr().err == f"launch: rank {codes.index(-9)} ended with SIGKILL\n"
 
 
 def test_launch_gives_the_status_of_what_failed(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Memory lent to other libraries and borrowed from them: one memory on both sides, as long as either needs it."""
 
 import gc
+import weakref
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -249,6 +250,19 @@ def test_protocols_are_kept_to() -> None:
     assert_raises(AttributeError, getattr, buffer, "__cuda_array_interface__")
     assert_raises_regex(errors.UnavailableError, "CUDA", buffer.device.order_after, 1)
     assert buffer.device.stream == 0
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 0, 2), (0,)])
+@pytest.mark.parametrize("copy", [False, True])
+def test_an_owner_lives_as_long_as_what_was_borrowed(shape: tuple[int, ...], copy: bool) -> None:
+    array = aligned(np.ones(shape, np.float32))
+    owner = weakref.ref(array)
+    borrowed = tlrt.from_dlpack(array, copy=copy)
+    del array
+    assert (owner() is None) == copy or 0 in shape
+    borrowed.release()
+    gc.collect()
+    assert owner() is None
 
 
 def test_a_closed_device_borrows_nothing() -> None:
