@@ -446,6 +446,7 @@ def test_every_result_belongs_to_the_caller(place: int) -> None:
 
 @pytest.mark.parametrize(("arguments", "status", "text"), [
     (["softmax", "--op", "softmax"], 0, "pass"), (["wrong", "--op", "softmax"], 1, "fail"),
+    (["shy", "--op", "softmax"], 1, "blind"),
     (["missing", "--op", "softmax"], 2, "no function or class missing"),
     (["softmax", "--op", "softmaxx"], 2, "did you mean softmax"), (["softmax"], 2, "which operation"),
 ])  # fmt: skip
@@ -455,6 +456,7 @@ def test_the_command(
     source = (
         "import numpy as np\ndef softmax(x):\n    if not x.size: return x.copy()\n    e = np.exp(x - x.max(1, keepdims=True))\n"
         "    return e / e.sum(1, keepdims=True)\ndef wrong(x):\n    return softmax(x) * np.float32(1.001)\n"
+        "def shy(x):\n    raise NotImplementedError\n"
     )
     (tmp_path / "kernels.py").write_text(source)
     kept = ["--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")]
