@@ -444,6 +444,19 @@ def test_every_result_belongs_to_the_caller(place: int) -> None:
     assert kinds(check(kernel, **options, **SMALL)) & {"value", "stale"}
 
 
+@pytest.mark.parametrize(("number", "found"), [(7.0, {"value"}), (np.nan, set()), (0.0, set())])
+@pytest.mark.parametrize("op", ["gelu", "silu"])
+def test_beside_a_formula_that_gives_no_number_not_every_number_is_right(
+    op: str, number: float, found: set[str]
+) -> None:
+    """x times a share of 0 is NaN at -inf, and so it may be, or 0."""
+
+    def kernel(x: np.ndarray) -> np.ndarray:
+        return np.where(x == -np.inf, number, registry.get(op)(x)).astype(np.float32)
+
+    assert kinds(check(kernel, op, data="special", isolate=False, **SMALL)) == found
+
+
 @pytest.mark.parametrize(("arguments", "status", "text"), [
     (["softmax", "--op", "softmax"], 0, "pass"), (["wrong", "--op", "softmax"], 1, "fail"),
     (["shy", "--op", "softmax"], 1, "blind"),

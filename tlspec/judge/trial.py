@@ -262,16 +262,16 @@ def with_results(case: Case, format: Format) -> Case:
 
 @dataclass(frozen=True)
 class Either(Expected):
-    """An expectation in which other formulas give another infinity, or NaN, where the reference is not finite either."""
+    """An expectation in which other formulas give an infinity, or NaN, that the reference has not."""
 
-    #: by output, what each of the other formulas gives
-    others: tuple[tuple[F64, ...], ...] = ()
+    #: by output, what each of the other formulas gives, and where it may as well be another that is not finite
+    others: tuple[tuple[tuple[F64, np.ndarray], ...], ...] = ()
 
     def settled(self, i: int, got: np.ndarray) -> np.ndarray:
-        """A result with the reference's NaN or infinity where it has that of another formula."""
+        """A result with what the reference has where it has the NaN or the infinity of another formula."""
         reference = self.outputs[i]
-        for other in self.others[i]:
-            same = ~np.isfinite(reference) & ~np.isfinite(got) & ((got == other) | (np.isnan(got) & np.isnan(other)))
+        for other, is_open in self.others[i]:
+            same = ~np.isfinite(got) & ((got == other) | (np.isnan(got) & np.isnan(other)) | is_open)
             got = np.where(same, reference, got).astype(got.dtype)
         return got
 
@@ -299,14 +299,16 @@ def _tracked_results(
     outputs, tolerances, different = [], [], []
     for i, array in enumerate(case.signature.outputs):
         value, error = _parts(made[i], case.shape(array))
-        different.append(list[F64]())
+        different.append(list[tuple[F64, np.ndarray]]())
         for other in others:
             again, more = _parts(other[i], value.shape)
-            if not np.array_equal(again[~np.isfinite(value)], value[~np.isfinite(value)], equal_nan=True):
-                different[-1].append(np.asarray(again, np.float64))
-            near = np.isfinite(value) & np.isfinite(again)
+            infinite = ~np.isfinite(again)
+            if not np.array_equal(again[infinite], value[infinite], equal_nan=True):
+                is_open = infinite & np.isfinite(value) & (more != 0)
+                different[-1].append((np.asarray(again, np.float64), is_open))
+            near = np.isfinite(value) & ~infinite
             with np.errstate(invalid="ignore"):
-                lost = np.isinf(more) | (np.isfinite(value) != np.isfinite(again))
+                lost = ~infinite & (np.isinf(more) | ~np.isfinite(value))
                 moved = np.where(near, more + np.abs(again - value), np.where(lost, np.inf, 0.0))
             error = np.maximum(error, moved)
         value, error = value.astype(np.float64), np.asarray(error, np.float64)
