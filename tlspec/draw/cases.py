@@ -221,7 +221,20 @@ def free_sizes(op: Op) -> list[str]:
 
 
 def places_of(values: dict[str, Any], names: Sequence[str]) -> list[tuple[Any, Any]]:
-    """Where the numbers of some names stand: a dictionary and a name, or a list and a position."""
+    """Where the numbers of some names stand.
+
+    Parameters
+    ----------
+    values : dict
+        Dimensions and parameters by name.
+    names : sequence of str
+        Those that are wanted.
+
+    Returns
+    -------
+    list of tuple
+        Of each number a dictionary and a name, or a list and a position: single ones first.
+    """
     single = [(values, n) for n in names if isinstance(values[n], int)]
     return [*single, *((values[n], i) for n in names if isinstance(values[n], list) for i in range(len(values[n])))]
 
