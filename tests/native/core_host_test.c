@@ -441,6 +441,15 @@ static int threads_of_process(void)
     return count - 2;
 }
 
+/* Whether no more threads are left within a second: the system lists one for a moment after it was joined. */
+static int has_at_most(int threads)
+{
+    const struct timespec moment = {0, 1000000};
+    for (int i = 0; i < 1000 && threads_of_process() > threads; i++)
+        nanosleep(&moment, NULL);
+    return threads_of_process() <= threads;
+}
+
 /* The child of a fork has the library's own threads, as many. */
 static void test_fork(void)
 {
@@ -470,7 +479,7 @@ static void test_threads(void)
     SAYS(torchlean_cuda_set_parallel(NULL, 1025), TORCHLEAN_ARGUMENT, "threads: got 1025, expected 0 to 1024");
     const int others = threads_of_process() - (TEAM - 1);
     OK(torchlean_cuda_set_parallel(fake_run, TEAM));
-    CHECK(torchlean_cuda_threads() == TEAM && threads_of_process() == others); /* the library's have ended */
+    CHECK(torchlean_cuda_threads() == TEAM && has_at_most(others)); /* the library's have ended */
     SAYS(torchlean_cuda_set_threads(2), TORCHLEAN_ARGUMENT, "got 2 while a host's threads do the work");
     run_tally();
     CHECK(teams == 2 && bodies == 2 * TEAM && mode_changes == 0);
