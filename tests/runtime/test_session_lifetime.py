@@ -261,6 +261,22 @@ def test_nodes_dropped_by_another_thread_are_noticed(s, what):
     del s.tape._step
 
 
+def test_a_plan_is_made_of_the_shapes_that_it_is_kept_for(s):
+    """Also where another thread clears the tape while the plan is looked up: a later operation would have its shape."""
+
+    class Plans(dict):
+        def get(self, key, default=None):
+            if not self:
+                s.reset()
+                s.const(np.ones((3, 2)))
+            return super().get(key, default)
+
+    x, s.tape._plans = s.const(np.ones((2, 3))), Plans()
+    assert_raises_regex(ValueError, "tape: got an operation of another thread", s.square, x)
+    s.reset()
+    assert len(s.tape._plans) == 1 and s.square(s.const(np.ones((2, 3)))).shape == (2, 3)
+
+
 def test_a_parameter_that_another_thread_puts_on_the_tape_too(s):
     w, append = s.param([2.0], "w"), s.tape._append
 
