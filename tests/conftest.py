@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 import tlrt
 from tests import DEVICES, ROOT, has_cuda, python_path
+from tlrt._binding import handles
 from tlrt.spec import SpecDevice
 from tlrt.verify.run import Runtime
 from tlrt.verify.verifier import directions
@@ -120,6 +121,15 @@ def _older() -> None:
     """What was made before a file's tests (thousands of tests, modules) lives on: the collections they ask for pass it over."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def closed_devices() -> Iterator[None]:
+    """Closes the devices that the tests of a file leave open, as ranks in threads do: every capture attaches to all of them."""
+    before = {tlrt.device("cpu"), *handles._open_devices}
+    yield
+    for device in {*handles._open_devices} - before:
+        device.close()
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,8 @@ from tlrt.distributed import buckets, launch, tree
 from tlrt.distributed.environment import MPI, SOCKETS
 from tlrt.distributed.sockets import SocketGroup
 
+pytestmark = pytest.mark.usefixtures("closed_devices")
+
 # ---- the tree
 
 

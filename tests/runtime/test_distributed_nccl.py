@@ -24,7 +24,10 @@ from tlrt.context import Observer
 from tlrt.distributed import nccl_library
 from tlrt.distributed.nccl import Communicator, communicator_of
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
+    pytest.mark.usefixtures("closed_devices"),
+]
 
 
 two_gpus = pytest.mark.skipif(len(tlrt.devices()) < 3, reason="fewer than two GPUs")

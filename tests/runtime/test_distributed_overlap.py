@@ -13,6 +13,7 @@ from tlrt import distributed, errors, optim
 from tlrt.context import Observer
 from tlrt.distributed.exchanges import Exchange
 
+pytestmark = pytest.mark.usefixtures("closed_devices")
 LAYERS, WIDTH, SHARDS = 6, 8, 4
 
 

@@ -969,6 +969,8 @@ class Device:
             for key in [key for key, shared in _shared.items() if shared is self]:
                 del _shared[key]
         self._call("close", "context_destroy")
+        with _lock:
+            _open_devices.discard(self)
 
     @property
     def closed(self) -> bool:
