@@ -32,28 +32,12 @@ def halved(case: Case) -> Case:
 
 def touched(case: Case) -> Case:
     """A few numbers anywhere are halved: what a cache does not see that looks at some elements of an array."""
-    rng = generator("touched", case.op.name, case.which, case.seed, case.data, case.size)
-
-    def change(name: str, x: np.ndarray) -> np.ndarray:
-        places = np.flatnonzero(np.isfinite(x) & (x != 0))
-        made = np.array(x, order="C")
-        made.flat[rng.permutation(places)[:CHANGED]] /= 2
-        return made
-
-    return _mapped(case, change)
+    return _multiplied(case, "touched", 0.5)
 
 
 def nudged(case: Case) -> Case:
-    """One number anywhere is larger by one part in 1024: what a cache does not see that rounds the numbers it knows."""
-    rng = generator("nudged", case.op.name, case.which, case.seed, case.data, case.size)
-
-    def change(name: str, x: np.ndarray) -> np.ndarray:
-        places = np.flatnonzero(np.isfinite(x) & (x != 0))
-        made = np.array(x, order="C")
-        made.flat[rng.permutation(places)[:CHANGED]] *= 1 + NUDGE
-        return made
-
-    return _mapped(case, change)
+    """A few numbers anywhere are larger by one part in 1024: what a cache does not see that rounds the numbers it knows."""
+    return _multiplied(case, "nudged", 1 + NUDGE)
 
 
 def permuted(case: Case) -> Case:
@@ -197,6 +181,19 @@ def _beside(case: Case, dim: str, count: int, change: Callable[[np.ndarray], np.
         return made
 
     return _mapped(case, changed)
+
+
+def _multiplied(case: Case, name: str, factor: float) -> Case:
+    """The case with a factor at a few numbers of each array, which are drawn by a name."""
+    rng = generator(name, case.op.name, case.which, case.seed, case.data, case.size)
+
+    def change(_: str, x: np.ndarray) -> np.ndarray:
+        places = np.flatnonzero(np.isfinite(x) & (x != 0))
+        made = np.array(x, order="C")
+        made.flat[rng.permutation(places)[:CHANGED]] *= factor
+        return made
+
+    return _mapped(case, change)
 
 
 def _mapped(case: Case, change: Callable[[str, np.ndarray], np.ndarray]) -> Case:
