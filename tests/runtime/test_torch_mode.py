@@ -120,6 +120,7 @@ SETTINGS: dict[str, Any] = {
     "fast path": (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, (False, True)),
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled, (False, True)),
     "determinism": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, (False, True)),
+    "autograd threads": (torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled, (False, True)),
     "threads": (torch.get_num_threads, torch.set_num_threads, (1, 2)),
     "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, ("highest", "medium")),
     "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, (False, True)),
@@ -146,6 +147,22 @@ def test_a_program_has_its_settings_again(name: str) -> None:
 @pytest.mark.cuda
 def test_bits_are_those_of_the_cpu() -> None:
     assert content(*gradients("cuda:0", True)[:2]) == content(*gradients("cpu", True)[:2])
+
+
+def through_descent(device: str) -> bytes:
+    """A gradient through three steps of a descent, which are gradients themselves."""
+    w, y = (drawn(seed, 6, 6).to(device).requires_grad_() for seed in (1, 2))
+    with mode.reproducible(strict=True):
+        for _ in range(3):
+            energy = torch.tanh(y @ w).square().sum() + (y * w).sin().sum()
+            y = y - 0.1 * torch.autograd.grad(energy, y, create_graph=True)[0]
+        return bytes(torch.autograd.grad((y.square() + (y * w).sin()).sum(), w)[0].cpu().numpy())
+
+
+@pytest.mark.cuda
+def test_bits_of_second_gradients_are_those_of_the_cpu() -> None:
+    """Also of those that are taken later in a program (`findings/torch-second-gradients-by-thread.sh`)."""
+    assert {through_descent(device) for device in ("cpu", *3 * ["cuda:0"])} == {through_descent("cpu")}
 
 
 def test_labels_that_are_all_ignored_give_no_gradient() -> None:

@@ -166,7 +166,7 @@ class reproducible:
     passes that run inside it. The same inputs then give the same bits on the CPU and on every GPU, whatever the batch and
     the threads.
 
-    The block is that of the thread that enters it, and of the autograd threads that work for it; other threads compute as ever.
+    The block is that of the thread that enters it, which also runs its backward passes; other threads compute as ever.
     What `torch.compile` has compiled runs uncompiled while any thread is in a block. A backward pass runs in the block in which
     it is called.
 
@@ -201,6 +201,9 @@ class reproducible:
             stack.enter_context(_eager)
             block = library.tlrt_torch_enter(int(self._strict))
             stack.callback(library.tlrt_torch_leave)
+            # Parts of a gradient are added in the order in which a thread has numbered the operations. A GPU's own thread would
+            # number by itself what it records for gradients of gradients.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             if library.tlrt_torch_keep_subnormals():
                 stack.callback(library.tlrt_torch_flush_subnormals)
             self._entered.stacks.append(stack.pop_all())
