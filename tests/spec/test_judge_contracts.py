@@ -365,13 +365,45 @@ def test_weights_that_are_rounded_before_a_product() -> None:
 
 
 def test_the_whole_range_can_be_demanded() -> None:
-    """x·x overflows where the result does not; the bound is infinite there unless the contract says otherwise."""
+    """x·x overflows where the result does not; what the infinity makes of it may come out unless the contract says otherwise."""
     plain = lambda x, gamma, eps: x / np.sqrt((x * x).mean(axis=1, keepdims=True) + np.float32(eps)) * gamma
     wide = lambda x, gamma, eps: plain(x.astype(np.float64), gamma, eps).astype(np.float32)
     options: dict[str, Any] = {"data": ["huge", "wide"]}
     assert not judged(plain, "rms_norm", **options).findings
     assert judged(plain, "rms_norm", full_range=True, **options).findings
     assert judged(wide, "rms_norm", full_range=True, **options).ok
+
+
+OVERFLOWING = {
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": lambda x: 1 - 2 / (1 + np.exp(2 * x)),
+    "softsign": lambda x: x / (1 + np.abs(x)),
+    "l2": lambda x: x / np.sqrt(np.sum(x * x, axis=1, keepdims=True) + x.dtype.type(1)),
+}
+
+
+@pytest.mark.parametrize("name", OVERFLOWING)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_overflow_on_the_way_excuses_what_it_gives_alone(name: str, dtype: str) -> None:
+    """A kernel that overflows, and one that does not, pass; one that has any other number there fails."""
+    f, kind = OVERFLOWING[name], np.dtype(dtype).type
+    options = {"reference": f, "inputs": "x[n, 9] -> out[n, 9]", "dtype": dtype, "data": ["wide", "special", "huge"]}
+
+    def plain(x: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return f(x.astype(np.float32)).astype(kind)
+
+    def wide(x: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return f(x.astype(np.longdouble)).astype(kind)
+
+    def lost(x: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            away = ~np.isfinite(np.exp(np.abs(x.astype(np.float32)))) & np.isfinite(x)
+        return np.where(away, kind(17), wide(x)).astype(kind)
+
+    assert judged(plain, **options).ok and judged(wide, **options).ok
+    assert fails(lost, **options)
 
 
 def test_another_formula_of_the_same() -> None:

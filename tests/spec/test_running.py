@@ -521,6 +521,23 @@ def test_an_infinity_is_certain_whatever_number_scales_it(scaled: Any) -> None:
     assert (found.error < 1e-6).all()
 
 
+def test_what_overflows_is_unknown_or_an_infinity() -> None:
+    """Of each kind of operation on the way; what is certain stays."""
+    kinds: dict[str, Any] = {
+        "square": lambda x: x * x, "exp": lambda x: np.exp(np.minimum(x, 300.0)), "sum": lambda x: np.sum(x, axis=1),
+        "mean": lambda x: np.mean(x, axis=1), "product": lambda x: np.prod(x, axis=1), "cumsum": lambda x: np.cumsum(x, axis=1),
+        "cumprod": lambda x: np.cumprod(x, axis=1), "matmul": lambda x: x @ x.T, "fft": lambda x: np.abs(np.fft.rfft(x, axis=1)),
+    }  # fmt: skip
+    x = 2.0 ** np.array([[126, 125, 126, 125, 126, 120]]) * [1, 1, 1, 1, -1, 1]
+    for name, f in kinds.items():
+        unknown = 1 / (1 + np.abs(f(ErrorArray(x, 0.0, Model()))))
+        infinite = 1 / (1 + np.abs(f(ErrorArray(x, 0.0, Model(infinite=True)))))
+        free = np.isinf(unknown.error)
+        assert free.any(), name
+        assert np.all(infinite.value[free] == 0) and np.all(infinite.error[free] <= 2.0**-149), name
+        assert np.array_equal(infinite.error[~free], unknown.error[~free]), name
+
+
 def test_finite_terms_that_overflow_beside_an_infinity() -> None:
     """In float32 the two products are +inf and -inf, whose sum is NaN; a small product changes no infinity."""
     for other, unsure in ((-1e30, True), (1.0, False)):

@@ -177,13 +177,13 @@ class Trial:
         return block
 
     def _compared(self, expected: Expected, i: int, got: np.ndarray) -> Comparison:
+        array = self.case.signature.outputs[i]
+        format = FORMATS["float64"] if array.kind in ("index", *WHOLE) else array.format(self.format)
         if isinstance(expected, Either):
-            got = expected.settled(i, got)
+            got = expected.settled(i, got, format)
         args = got, expected.outputs[i], expected.tolerances[i]
         if expected.bits[i] is not None and self.format.name == "float32":
             return compare(got.astype(np.float32), *args[1:], signed_zeros=expected.signed_zeros, bits=expected.bits[i])
-        array = self.case.signature.outputs[i]
-        format = FORMATS["float64"] if array.kind in ("index", *WHOLE) else array.format(self.format)
         return compare(*args, signed_zeros=expected.signed_zeros, format=format)
 
     def _expected(self, case: Case, *, every: bool = False) -> Expected:
@@ -262,27 +262,57 @@ def with_results(case: Case, format: Format) -> Case:
 
 @dataclass(frozen=True)
 class Either(Expected):
-    """An expectation in which other formulas give an infinity, or NaN, that the reference has not."""
+    """An expectation in which other formulas give an infinity, or NaN, that the reference has not, or in which what is computed on
+    the way may overflow."""
 
     #: by output, what each of the other formulas gives, and where it may as well be another that is not finite
     others: tuple[tuple[tuple[F64, np.ndarray], ...], ...] = ()
+    #: by output, where something overflows on the way, and what each formula gives with its infinities, with tolerances
+    overflows: tuple[tuple[np.ndarray, tuple[tuple[F64, F64], ...]], ...] = ()
 
-    def settled(self, i: int, got: np.ndarray) -> np.ndarray:
-        """A result with what the reference has where it has the NaN or the infinity of another formula."""
-        reference = self.outputs[i]
+    def settled(self, i: int, got: np.ndarray, format: Format) -> np.ndarray:
+        """A result with what the reference has where it has what another formula, or an overflow, gives."""
+        found, infinite, reference = got, ~np.isfinite(got), format.round(self.outputs[i])
         for other, is_open in self.others[i]:
-            same = ~np.isfinite(got) & ((got == other) | (np.isnan(got) & np.isnan(other)) | is_open)
-            got = np.where(same, reference, got).astype(got.dtype)
-        return got
+            same = infinite & ((got == other) | (np.isnan(got) & np.isnan(other)) | is_open)
+            found = np.where(same, reference, found)
+        for is_open, ways in self.overflows[i : i + 1]:
+            near = [np.abs(got - value) <= tolerance for value, tolerance in ways]
+            found = np.where(is_open & np.any([infinite, *near], axis=0), reference, found)
+        return found.astype(got.dtype)
 
 
 def _tracked_results(
     case: Case, out: Format, model: Model, taken: Collection[str] | None, every: bool = True
 ) -> Expected:
     """Reference and tolerances by running error analysis, with `every` those of all formulas. Raises TypeError or AttributeError
-    for what it does not know."""
+    for what it does not know.
+
+    Where numbers on the way overflow, a result may have what infinities make of it. Another one is held to what the formulas give
+    in a wider range."""
     # exact sums are promised of sums alone, not of what is computed by way of them
     model = replace(model, exact=model.exact and case.bound.kind != "custom", alike=_alike(case))
+    formulas = [case.reference, *(case.op.formulas[case.which] if every else ())]
+    held = _held(case, out, model, _results(case, model, taken, formulas))
+    unknown = [np.isfinite(r) & np.isinf(t) for r, t in zip(held.outputs, held.tolerances, strict=True)]
+    if model.overflow == math.inf or not any(map(np.any, unknown)):
+        return held
+    wide, infinite = replace(model, overflow=math.inf), replace(model, infinite=True)
+    in_range = _held(case, out, wide, _results(case, wide, taken, formulas))
+    made = _results(case, infinite, taken, formulas)
+    tolerances, overflows = [], []
+    for i, (array, t, is_open) in enumerate(zip(case.signature.outputs, held.tolerances, unknown, strict=True)):
+        ways = [_bounded(case, out, infinite, i, *_parts(way[i], case.shape(array))) for way in made]
+        overflows.append((is_open, tuple((v, np.where(np.isfinite(v) & np.isfinite(e), e, -1.0)) for v, e in ways)))
+        tolerances.append(np.where(is_open, in_range.tolerances[i], t))
+    others = held.others if isinstance(held, Either) else ((),) * len(overflows)
+    return Either(held.outputs, tuple(tolerances), held.signed_zeros, held.bits, others, tuple(overflows))
+
+
+def _results(
+    case: Case, model: Model, taken: Collection[str] | None, formulas: Sequence[Callable[..., Any]]
+) -> list[tuple[Any, ...]]:
+    """What each formula gives of the case's arrays: the first is the reference."""
     given: Mapping[str, Any] = case.wide
     if model.precision > 24:
         given = {n: a.astype(WIDE) if a is not None and a.dtype.kind == "f" else a for n, a in given.items()}
@@ -294,13 +324,16 @@ def _tracked_results(
             results = track_call(case.op.reference, inputs, case.values)
             named = zip((a.name for a in case.op.signature.outputs), results, strict=True)
             arrays.update({n: x for n, x in named if n in computed})
-    made = track_call(case.reference, arrays, case.values)
-    others = [_followed(f, arrays, case) for f in case.op.formulas[case.which] if every]
+    return [track_call(formulas[0], arrays, case.values), *(_followed(f, arrays, case) for f in formulas[1:])]
+
+
+def _held(case: Case, out: Format, model: Model, made: Sequence[tuple[Any, ...]]) -> Expected:
+    """The reference's results, and tolerances that those of all formulas lie within."""
     outputs, tolerances, different = [], [], []
     for i, array in enumerate(case.signature.outputs):
-        value, error = _parts(made[i], case.shape(array))
+        value, error = _parts(made[0][i], case.shape(array))
         different.append(list[tuple[F64, np.ndarray]]())
-        for other in others:
+        for other in made[1:]:
             again, more = _parts(other[i], value.shape)
             infinite = ~np.isfinite(again)
             if not np.array_equal(again[infinite], value[infinite], equal_nan=True):
@@ -311,24 +344,31 @@ def _tracked_results(
                 lost = ~infinite & (np.isinf(more) | ~np.isfinite(value))
                 moved = np.where(near, more + np.abs(again - value), np.where(lost, np.inf, 0.0))
             error = np.maximum(error, moved)
-        value, error = value.astype(np.float64), np.asarray(error, np.float64)
-        error = np.where(np.isnan(error), np.where(np.isfinite(value), np.inf, 0.0), error)
-        if case.op.name in OF_PARAMETERS and model.precision <= 24:
-            error = np.maximum(error, case.real[1][i])
-        own, whole = array.format(out), array.kind in ("index", *WHOLE)
-        if own.precision < model.precision and not whole:
-            finite = np.where(np.isfinite(error), error, 0.0)
-            error = np.where(error > 0, error + own.spacing(np.abs(value) + finite) / 2, 0.0)
-        if model.saturate and not whole:  # which is monotone
-            most = own.largest
-            with np.errstate(all="ignore"):
-                ends = [np.abs(np.clip(value + s * error, -most, most) - np.clip(value, -most, most)) for s in (-1, 1)]
-            value, error = np.clip(value, -most, most), np.where(np.isnan(error), error, np.maximum(*ends))
+        value, error = _bounded(case, out, model, i, value, error)
         outputs.append(value)
         tolerances.append(error)
     # the order of operations decides the sign of a zero, and that of max(-0, +0) is left open by C
     found = tuple(outputs), tuple(tolerances), case.bound.kind == "moved", (None,) * len(outputs)
     return Either(*found, tuple(map(tuple, different))) if any(different) else Expected(*found)
+
+
+def _bounded(case: Case, out: Format, model: Model, i: int, value: Any, error: Any) -> tuple[F64, F64]:
+    """A result and its tolerance once it is rounded to the format of the output."""
+    array = case.signature.outputs[i]
+    value, error = value.astype(np.float64), np.asarray(error, np.float64)
+    error = np.where(np.isnan(error), np.where(np.isfinite(value), np.inf, 0.0), error)
+    if case.op.name in OF_PARAMETERS and model.precision <= 24:
+        error = np.maximum(error, case.real[1][i])
+    own, whole = array.format(out), array.kind in ("index", *WHOLE)
+    if own.precision < model.precision and not whole:
+        finite = np.where(np.isfinite(error), error, 0.0)
+        error = np.where(error > 0, error + own.spacing(np.abs(value) + finite) / 2, 0.0)
+    if model.saturate and not whole:  # which is monotone
+        most = own.largest
+        with np.errstate(all="ignore"):
+            ends = [np.abs(np.clip(value + s * error, -most, most) - np.clip(value, -most, most)) for s in (-1, 1)]
+        value, error = np.clip(value, -most, most), np.where(np.isnan(error), error, np.maximum(*ends))
+    return value, error
 
 
 def _followed(formula: Callable[..., Any], arrays: Mapping[str, Any], case: Case) -> tuple[Any, ...]:

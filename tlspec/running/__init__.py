@@ -23,6 +23,7 @@ x.astype(format)      that of the rounded ends of [x - e, x + e]: 0 but near a t
 ====================  ========================================================================================================
 
 The error is infinite where nothing can be said: a divisor that may be zero, an intermediate beyond the largest finite number.
+With a model whose numbers are ``infinite`` there, the value is what the infinity makes of it.
 A function that is not known here raises TypeError, which names it.
 """
 

@@ -63,10 +63,9 @@ class Sum:
     step: float  #: a power of two that divides all terms; 0 where they have errors, infinite without terms
 
     def error(self, m: Model) -> Any:
-        """The sum's error: what its terms bring, and the additions' own."""
+        """The sum's error where none overflows: what its terms bring, and the additions' own."""
         exact = self.size <= 2.0 ** min(m.sum_precision, m.precision) * self.step
         error = np.where(exact, 0.0, m.sum_error(self.terms) * self.size)
-        error = np.where(np.isfinite(self.size) & (1.001 * self.size >= m.overflow), np.inf, error)
         return self.brought + error + (self.terms * m.flushed if m.flushed else 0.0)
 
     def plus(self, other: "Sum") -> "Sum":
@@ -282,14 +281,27 @@ def operand(m: Model, x: Any) -> tuple[Any, Any]:
         return value, np.where(representable(value, m.precision), 0.0, m.unit * np.abs(value))
     if x.value.dtype.kind == "f" and reach(x.value) + reach(x.error) < m.overflow:
         return x.value, x.error
-    size = np.abs(x.value)
-    beyond = (size + x.error >= m.overflow) & np.isfinite(x.value)
-    return x.value, np.where(beyond, np.inf, x.error) if beyond.any() else x.error
+    return overflowed(m, x.value, x.error, (np.abs(x.value) + x.error >= m.overflow) & np.isfinite(x.value))
+
+
+def overflowed(m: Model, value: Any, error: Any, beyond: Any) -> tuple[Any, Any]:
+    """Value and error where numbers `beyond` the largest finite one are unknown or, if the model says so, infinite."""
+    if not np.any(beyond):
+        return value, error
+    if m.infinite:
+        infinity = np.inf if np.iscomplexobj(value) else np.copysign(np.inf, value)
+        return np.where(beyond, infinity, value), np.where(beyond, 0.0, error)
+    return value, np.where(beyond, np.inf, error)
 
 
 def finite_size(value: Any, error: Any) -> Any:
     """How large numbers may be that are no infinities."""
     return np.where(np.isinf(value), 0.0, np.abs(value) + error)
+
+
+def beyond(m: Model, size: Any) -> Any:
+    """Where a sum of terms of that size altogether may overflow, in some order."""
+    return np.isfinite(size) & (1.001 * size >= m.overflow)
 
 
 def as_sum(m: Model, x: Any) -> Sum:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.running.array import ErrorArray, Sum
+from tlspec.running.array import ErrorArray, Sum, beyond, overflowed
 from tlspec.running.model import Model, representable
 
 
@@ -73,8 +73,8 @@ def stored(m: Model, value: Any, error: Any) -> Any:
 
 def total(m: Model, value: Any, parts: Sum) -> ErrorArray:
     parts = parts.moved(lambda a: np.broadcast_to(a, np.shape(value)))
-    made = result(m, value, parts.error(m), (parts.brought,))
-    rounding = stored(m, value, made.error)
+    made = result(m, *overflowed(m, value, parts.error(m), beyond(m, parts.size)), (parts.brought,))
+    rounding = stored(m, made.value, made.error)
     if np.any(rounding):
         parts = replace(parts, brought=parts.brought + rounding, step=0.0)
         made.error = made.error + rounding

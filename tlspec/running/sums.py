@@ -14,10 +14,12 @@ from tlspec.running.array import (
     ErrorArray,
     Sum,
     as_sum,
+    beyond,
     certain,
     finite_size,
     model_of,
     operand,
+    overflowed,
     value_of,
 )
 from tlspec.running.model import Model, granularity
@@ -75,9 +77,9 @@ def cumulated(x: ErrorArray, axis: Any = None, dtype: Any = None) -> ErrorArray:
         0.0 if np.any(d) else granularity(v, m.precision, m.exact)
     )
     error = np.where(exact, 0.0, share * size)
-    error = np.where(np.isfinite(size) & (1.001 * size >= m.overflow), np.inf, error)
     value = v.cumsum(axis)
-    return result(m, value, brought + error + stored(m, value, brought + error))
+    error = brought + error
+    return result(m, *overflowed(m, value, error + stored(m, value, error), beyond(m, size)))
 
 
 def multiplied(
@@ -95,7 +97,7 @@ def multiplied(
     lost = np.where(least < 2.0 ** (m.precision + 1) * m.tiny, n * m.tiny * most, n * m.tiny)
     error = brought + np.expm1(1.01 * factor(max(n - 1, 0)) * m.unit) * size + lost
     certain = np.any(~np.isfinite(v), axis=axis, keepdims=keepdims)
-    made = result(m, value, np.where(~certain & (1.001 * most >= m.overflow), np.inf, error))
+    made = result(m, *overflowed(m, value, error, ~certain & beyond(m, most)))
     return made if initial is None else multiply(m, made, initial)
 
 
@@ -115,7 +117,7 @@ def multiplied_along(x: ErrorArray, axis: Any = None, dtype: Any = None) -> Erro
     lost = np.where(least < 2.0 ** (m.precision + 1) * m.tiny, count * m.tiny * most, count * m.tiny)
     error = brought + np.expm1(1.01 * h * m.unit) * size + lost
     certain = np.logical_or.accumulate(~np.isfinite(v), axis)
-    return result(m, value, np.where(~certain & (1.001 * most >= m.overflow), np.inf, error))
+    return result(m, *overflowed(m, value, error, ~certain & beyond(m, most)))
 
 
 def extreme_along(pick: Any) -> Callable[..., ErrorArray]:
@@ -268,8 +270,8 @@ def add_at(m: Model, target: Any, index: Any, x: Any) -> None:
         np.add.at(to, index, what)
     share = np.array([m.sum_error(n) for n in range(int(count.max(initial=0)) + 1)])[count.astype(np.int64)]
     rounding = np.where(size <= 2.0 ** min(m.sum_precision, m.precision) * exact, 0.0, share * size)
-    error = error + np.where(np.isfinite(size) & (1.001 * size >= m.overflow), np.inf, rounding)
-    target.value, target.error = value, error + stored(m, value, error)
+    error = error + rounding
+    target.value, target.error = overflowed(m, value, error + stored(m, value, error), beyond(m, size))
 
 
 # ---- transforms --------------------------------------------------------------------------------------------------------
@@ -293,8 +295,7 @@ def transform(name: str) -> Callable[..., ErrorArray]:
         h = 12 * max(1, math.ceil(math.log2(max(length, 2)))) + 12
         reach = used.sum(axis=axis, keepdims=True) * scale
         error = brought.sum(axis=axis, keepdims=True) * scale + float(factor(h)) * m.unit * reach + length * m.tiny
-        error = np.where(np.isfinite(reach) & (1.001 * reach >= m.overflow), np.inf, error)
-        return result(m, value, np.broadcast_to(error, value.shape))
+        return result(m, *overflowed(m, value, np.broadcast_to(error, value.shape), beyond(m, reach)))
 
     return rule
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from tlspec.ops import elementwise as rows
 from tlspec.running import ErrorArray
-from tlspec.running.array import error_of, model_of, operand, value_of
+from tlspec.running.array import error_of, model_of, operand, overflowed, value_of
 from tlspec.running.rounding import result, stored
 from tlspec.running.sums import contract
 
@@ -190,7 +190,7 @@ def products_so_far(x: Any, dim: int, dtype: Any = None) -> Any:
         - np.abs(value)
         + np.expm1(1.01 * np.minimum(count, 7.5 * np.sqrt(np.maximum(count, 56.25))) * m.unit) * size
     )
-    return result(m, value, np.where(large >= m.overflow, np.inf, error + count * m.tiny * large))
+    return result(m, *overflowed(m, value, error + count * m.tiny * large, large >= m.overflow))
 
 
 def norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
