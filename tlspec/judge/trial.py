@@ -262,8 +262,7 @@ def with_results(case: Case, format: Format) -> Case:
 
 @dataclass(frozen=True)
 class Either(Expected):
-    """An expectation in which other formulas give an infinity, or NaN, that the reference has not, or in which what is computed on
-    the way may overflow."""
+    """An expectation where other formulas give an infinity, or NaN, that the reference has not, or something may overflow."""
 
     #: by output, what each of the other formulas gives, and where it may as well be another that is not finite
     others: tuple[tuple[tuple[F64, np.ndarray], ...], ...] = ()
