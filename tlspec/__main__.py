@@ -6,13 +6,13 @@ import ast
 import os
 import sys
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from tlspec import references, registry
 from tlspec.judge import check
 from tlspec.judge.commands import add_commands
-from tlspec.judge.runner import load_named
 
 
 def _number_or_word(text: str) -> float | str:
@@ -67,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add("--products", default="", help="format to which operands of products are rounded: tf32, bf16")
     add("--intermediate", default="", help="format of other intermediate results")
+    add(
+        "--formulas", action="append", metavar="NAME",
+        help="another formula that the kernel follows: fft, strassen, ...; may be repeated",
+    )  # fmt: skip
     add("--flush", action="store_true", help="subnormal numbers may count as zero")
     add("--saturate", action="store_true", help="results beyond the format are its largest number")
     add("--full-range", action="store_true", help="nothing may overflow on the way to a result that can be represented")
@@ -86,18 +90,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add("--json", type=Path, metavar="FILE", help="write the report")
     add("--html", type=Path, metavar="FILE", help="write the report as a page")
-    commands.add_parser("list", help="list the operations")
+    one = commands.add_parser("list", help="list the operations that check knows by name")
+    one.add_argument("names", nargs="*", metavar="NAME", help="an operation, a family or a * pattern (all)")
     add_commands(commands)
     args = parser.parse_args(argv)
     if hasattr(args, "run"):
         status: int = args.run(args)
         return status
     if args.command == "list":
-        for row in (*registry.ops(), *references.references()):
-            print(f"{row.name:32s}{row.text}")
-        return 0
+        return _list(args.names)
     # a kernel in this process may end it
     return _apart(lambda: _check(args)) if args.in_process and argv is None else _check(args)
+
+
+def _list(names: Sequence[str]) -> int:
+    """The rows, synonyms among them, of these names; status 2 for a name of none."""
+    rows = (*registry.operations(), *references.references())
+    wanted = [w for name in names for w in name.replace(",", " ").split()] or ["*"]
+    hits = {w: [r for r in rows if fnmatchcase(r.name, w) or r.family == w] for w in wanted}
+    try:
+        for unknown in (w for w, found in hits.items() if not found):
+            registry.ops(unknown)  # says what is near
+    except KeyError as error:
+        print(f"python -m tlspec: {error.args[0]}", file=sys.stderr)
+        return 2
+    for row in (r for r in rows if any(r in found for found in hits.values())):
+        print(f"{row.name:32s}{row.text}")
+    return 0
 
 
 def _apart(run: Callable[[], int]) -> int:
@@ -126,13 +145,12 @@ def _check(args: argparse.Namespace) -> int:
     show = (lambda text: print(f"\r{text:<60}", end="", file=sys.stderr)) if sys.stderr.isatty() else None
     try:
         report = check(
-            args.kernel, args.op, backward=args.backward, reference=load_named(args.reference) if args.reference else None,
-            inputs=args.inputs, dtype=args.dtype,
+            args.kernel, args.op, backward=args.backward, reference=args.reference, inputs=args.inputs, dtype=args.dtype,
             out_dtype=args.out_dtype, array=args.array, arguments=args.arguments, cases=args.cases, data=args.data,
             empty=not args.no_empty, seed=args.seed, case=args.case, accumulate=args.accumulate, height=args.height, ulp=args.ulp,
             products=args.products, intermediate=args.intermediate, flush=args.flush, saturate=args.saturate,
             full_range=args.full_range, mixed=args.mixed, shapes=args.shapes, fixed=args.fixed, layouts=args.layouts,
-            refuses=args.refuses, progress=show,
+            refuses=args.refuses, formulas=args.formulas or (), progress=show,
             isolate=not args.in_process, timeout=args.timeout, memory=args.memory, repeats=args.repeats,
         )  # fmt: skip
     except (ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:

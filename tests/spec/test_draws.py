@@ -271,7 +271,8 @@ def test_a_check_is_broken_by_the_argument_that_it_blames(row: Op) -> None:
 ALTERED: dict[str, Callable[[Case], Case | None]] = {
     **{f.__name__: f for f in (altered.halved, altered.touched, altered.permuted, altered.falling, altered.tied,
                                altered.expanded, altered.plain, altered.without, altered.otherwise, altered.shared,
-                               altered.nudged, altered.nearly, altered.masked)},
+                               altered.nudged, altered.nearly, altered.masked, altered.negative,
+                               altered.outdone, altered.sparse, altered.alike, altered.late, altered.turned)},
     "laid": lambda case: altered.laid(case, "expanded"),
     "zeroed": lambda case: altered.zeroed(case, next(iter(case.inputs))),
     "beside": lambda case: altered.beside(case, [*case.dims][-1], 1) if case.dims else None,
@@ -281,7 +282,7 @@ ALTERED: dict[str, Callable[[Case], Case | None]] = {
 
 def test_every_alteration_is_tried() -> None:
     made = {n for n, f in vars(altered).items() if inspect.isfunction(f) and f.__module__ == altered.__name__}
-    assert {n for n in made if n[0] != "_"} == {*ALTERED, "filled"}
+    assert {n for n in made if n[0] != "_"} == {*ALTERED, "filled", "parametrised", "is_same"}
 
 
 @pytest.mark.parametrize("name", ALTERED)

@@ -2,6 +2,7 @@
 what it cannot tell."""
 
 import ctypes
+import functools
 import itertools
 import json
 import os
@@ -213,6 +214,76 @@ def test_a_wrong_kernel_fails_with_a_line_that_repeats_it(name: str) -> None:
     address = finding.repeat.split("case=")[1].strip(")").strip("'\"")
     again = check(kernel, op, case=address)
     assert again.verdict == "fail", finding.repeat
+
+
+def _by_sample(x: np.ndarray, axis: int, dims: Any = None) -> np.ndarray:
+    mean = x.mean(axis=axis)
+    sample = np.moveaxis(x, axis, -1)[..., ::64]
+    return np.where(
+        (sample == sample[..., :1]).all(axis=-1) & (x.shape[axis] > 64),
+        sample[..., :1].max(axis=-1, initial=-np.inf),
+        mean,
+    )
+
+
+def _by_the_row_before(W: np.ndarray, x: np.ndarray, b: np.ndarray) -> np.ndarray:
+    y = x @ W.T + b
+    for r in range(1, len(x) if x.shape[1] > 32 else 0):
+        if np.array_equal(x[r, :16], x[r - 1, :16]) and np.array_equal(x[r, -16:], x[r - 1, -16:]):
+            y[r] = y[r - 1]
+    return y
+
+
+def _without_tiles_of_zeros(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    out = np.zeros((len(A), B.shape[1]), np.float32)
+    for k in range(0, A.shape[1], 16):
+        if A[:, k : k + 16].any():
+            out += A[:, k : k + 16] @ B[k : k + 16]
+    return out
+
+
+def _kept(key: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], np.ndarray]:
+    known: dict[Any, np.ndarray] = {}
+
+    def kernel(x: np.ndarray) -> np.ndarray:
+        return known.setdefault((x.shape, key(x)), np.maximum(x, 0)).copy()
+
+    return kernel
+
+
+#: wrong where numbers, parameters or lengths are as draws have them seldom
+SELDOM: dict[str, tuple[str, Callable[..., Any]]] = {
+    "a maximum begins at 0": (
+        "amax", lambda x, axes: np.max(x, axis=tuple(k for k in range(x.ndim) if axes >> k & 1),
+                                       initial=0 if x.size > 1024 and (x < 0).all() else -np.inf)),
+    "small terms are dropped": (
+        "softmax", lambda x: np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf)) / np.where(
+            (e := np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf))) < np.exp(-16), 0, e).sum(axis=1, keepdims=True)),
+    "a sample stands for all": ("reduce_mean", lambda x, axis: _by_sample(x, axis)),
+    "rows that begin and end alike are one": ("linear", _by_the_row_before),
+    "tiles of zeros are passed over": ("matmul", _without_tiles_of_zeros),
+    "upper bits are a key": ("relu", _kept(lambda x: (np.ascontiguousarray(x).view(np.uint32) >> 12).tobytes())),
+    "first numbers in a place are a key": (
+        "relu", _kept(lambda x: (x.ctypes.data, x[:256].tobytes(), x.size) if x.size > 999 else x.tobytes())),
+    "infinite too early": ("exp", lambda x: np.where(x > np.float32(88.7), np.float32(np.inf), np.exp(x))),
+    "eps is never 0": ("layer_norm", lambda x, gamma, beta, eps: (
+        (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + np.float32(max(eps, 1e-12)))
+        * gamma + beta)),
+    "a little decay is none": ("sgd_step", lambda ps, gs, lr, weight_decay: ps - np.float32(lr) * (
+        gs + np.float32(weight_decay if weight_decay > 1e-3 else 0) * ps)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SELDOM)
+def test_what_draws_seldom_have_is_tried(name: str) -> None:
+    op, kernel = SELDOM[name]
+
+    def quiet(*args: Any, **named: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return np.asarray(kernel(*args, **named), np.float32)
+
+    report = check(functools.wraps(kernel)(quiet), op, fail_fast=True, sensitive=False, repeats=0)
+    assert {f.kind for f in report.findings} <= {"value", "stale"} and not report.ok, report
 
 
 def test_what_a_kernel_does_not_support_is_no_failure() -> None:
@@ -462,6 +533,7 @@ def test_beside_a_formula_that_gives_no_number_not_every_number_is_right(
     (["shy", "--op", "softmax"], 1, "blind"),
     (["missing", "--op", "softmax"], 2, "no function or class missing"),
     (["softmax", "--op", "softmaxx"], 2, "did you mean softmax"), (["softmax"], 2, "which operation"),
+    (["softmax", "--op", "softmax", "--formulas", "fft"], 2, "formulas='fft': softmax in float32 has no formula of this name"),
 ])  # fmt: skip
 def test_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, text: str
@@ -479,6 +551,29 @@ def test_the_command(
     assert text in told.out + told.err
     assert (tmp_path / "r.json").exists() == (tmp_path / "r.html").exists() == (status < 2)
     assert status == 2 or f"as softmax: {text}</h1>" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_a_line_of_the_command_repeats_a_named_reference(tmp_path: Path) -> None:
+    source = "def twice(x):\n    return x + x\ndef wrong(x):\n    return x + x + x\n"
+    (tmp_path / "pair.py").write_text(source)
+    kept = ["--json", str(tmp_path / "r.json")]
+    assert (
+        main(
+            [
+                "check",
+                f"{tmp_path}/pair.py:wrong",
+                "--reference",
+                f"{tmp_path}/pair.py:twice",
+                "--inputs",
+                "x[n]",
+                *kept,
+            ]
+        )
+        == 1
+    )
+    (first, *_) = json.loads((tmp_path / "r.json").read_text())["findings"]
+    again = eval(first["repeat"], {"tlspec": tlspec})
+    assert not again.ok and again.op == "twice"
 
 
 @pytest.mark.parametrize(("ending", "said"), [
@@ -519,8 +614,23 @@ def test_a_result_with_an_axis_more_fails(operation: str, kernel: Callable[..., 
 def test_the_command_lists_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     assert capsys.readouterr().out == "".join(
-        f"{r.name:32s}{r.text}\n" for r in [*registry.ops(), *references.references()]
+        f"{r.name:32s}{r.text}\n" for r in [*registry.operations(), *references.references()]
     )
+
+
+@pytest.mark.parametrize(("names", "listed"), [
+    (["conv2d"], "conv2d"), (["softmax, exp"], "exp softmax log_softmax"),
+    (["swi*", "random"], "rand_uniform bernoulli_mask rand_normal swiglu"),
+    (["fused"], "fused_add_rms_norm swiglu geglu geglu_erf"), (["exp", "softmaxx"], "did you mean softmax"),
+])  # fmt: skip
+def test_the_command_lists_names_families_and_patterns(
+    capsys: pytest.CaptureFixture[str], names: list[str], listed: str
+) -> None:
+    known = "mean" not in listed
+    assert main(["list", *names]) == (0 if known else 2)
+    told = capsys.readouterr()
+    assert [line.split()[0] for line in told.out.splitlines()] == (listed.split() if known else [])
+    assert known or listed in told.err
 
 
 def test_importing_the_package_imports_nothing_else() -> None:

@@ -21,6 +21,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_what_a_kernel_takes_and_returns() -> None:
     """Results may have names, and not all arrays can be written."""
     assert check(lambda x: {"out": softmax(x)}, "softmax", cases=4, data="normal", empty=False).ok
+    for wrong, message in (([[x] for x in "ab"], "ps_out: a list of 1, expected one array of shape ("),
+                           ([1, 2, 3], "returned 3 results, expected 2: ps_out of shape (")):  # fmt: skip
+        report = check(lambda ps, gs, vs, wrong=wrong: wrong, "momentum_step", isolate=False, case="0:normal:medium")
+        assert report.findings[0].text.startswith(message)
     frozen = type("Frozen", (arrays.NumPy,), {"mutable": False})("")
     with pytest.raises(ValueError, match="arrays cannot be written, so the kernel cannot take out"):
         check(lambda x, out: None, "softmax", array=frozen, arguments="x, out")

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 from tlspec import registry
 from tlspec.draw.cases import draw_case, is_empty
 from tlspec.formats import FORMATS
-from tlspec.judge import Report, check
+from tlspec.judge import Report, check, checking
 from tlspec.judge.arithmetic import arithmetic
-from tlspec.judge.formulas import conv2d_by_fft, strassen
+from tlspec.judge.formulas import conv2d_by_fft, conv_by_fft, merged_mean, strassen
+from tlspec.running import ErrorArray, track_call
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 EPS = np.float32(1e-6)
@@ -116,6 +118,13 @@ def test_a_height_is_that_of_the_tallest_tree_of_its_kind() -> None:
         assert [height(n) for n in range(300)] == [tallest(n) for n in range(300)]
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long lengths are tried however long a case takes."""
+    monkeypatch.setattr(checking, "SLOW_SECONDS", math.inf)
+
+
+@pytest.mark.usefixtures("patient")
 def test_lengths_beyond_the_largest_vocabularies() -> None:
     def kernel(x: np.ndarray) -> np.ndarray:
         kept = np.exp(x[:, : 2**18] - x.max(axis=1, keepdims=True, initial=-np.inf))
@@ -308,6 +317,7 @@ def test_lengths_that_are_multiples_and_values_that_are_fixed() -> None:
         judged(norm, "layer_norm", fixed={"epsilon": 1e-5})
 
 
+@pytest.mark.usefixtures("patient")
 def test_no_case_departs_from_a_fixed_dimension() -> None:
     """Drawn ones, those that draws have seldom, halves of a batch, laws, and the smaller case of a finding."""
     seen = set[tuple[int, ...]]()
@@ -523,6 +533,55 @@ def test_common_formulas_need_no_name(op: str, array: str, kernel: Callable[...,
     assert any(not judged(kernel, bare, array=array, case=f"{seed}:special:small").ok for seed in range(3))
 
 
+def _running_mean(x: np.ndarray, axis: int) -> np.ndarray:
+    y = np.moveaxis(x, axis, 0)
+    m = np.full(y.shape[1:], 0 if len(y) else np.nan, np.float32)
+    for k, number in enumerate(y, 1):
+        m = m + (number - m) / np.float32(k)
+    return m
+
+
+def _running_mse(yhat: np.ndarray, target: np.ndarray) -> np.ndarray:
+    return _running_mean((yhat - target) ** 2, 0).reshape(1)
+
+
+def _shares_of_windows(x: np.ndarray, kernel: Any, stride: Any, padding: Any, weight: Any = np.multiply) -> np.ndarray:
+    """A convolution with equal weights, or a sum of quotients."""
+    wide = np.pad(x, [(0, 0), *((p, p) for p in padding)])
+    view = np.lib.stride_tricks.sliding_window_view(wide, tuple(kernel), tuple(range(1, x.ndim)))
+    view = view[(slice(None), *(slice(None, None, s) for s in stride))]
+    count = np.float32(math.prod(kernel))
+    shares = view / count if weight is np.divide else view * (np.float32(1) / count)
+    return shares.reshape(*view.shape[: x.ndim], -1).sum(axis=-1)
+
+
+_WINDOWS = "0:integers:medium; channels=1, spatial=[3,3,5,1], kernel=[3,3,3,2], stride=[2,3,3,1], padding=[0,0,1,3]"
+
+
+@pytest.mark.parametrize(("op", "case", "kernel"), [
+    ("reduce_mean", "3:integers:small", _running_mean), ("mse_loss", "3:integers:small", _running_mse),
+    ("reduce_mean", "0:special:small; dims=[2, 33], axis=0", _running_mean), ("avg_pool", _WINDOWS, _shares_of_windows),
+    ("avg_pool", _WINDOWS, partial(_shares_of_windows, weight=np.divide)),
+])  # fmt: skip
+def test_averages_of_parts_need_no_name(op: str, case: str, kernel: Callable[..., Any]) -> None:
+    """A running mean, in which infinities are NaN, and sums of shares; errors beside these fail still."""
+    report = judged(kernel, op, case=case)
+    assert report.ok, report
+    assert not judged(lambda *a: kernel(*a) * np.float32(1 + 2.0**-14), op, case=case).ok
+
+
+def test_a_running_mean_keeps_equal_numbers() -> None:
+    x, more = np.full((4, 1000), 3.0), np.arange(4000.0).reshape(4, 1000)
+    values = {"axis": 1}
+    for numbers, exact in ((x, True), (more, False)):
+        merged, plain = (
+            track_call(f, {"x": ErrorArray(numbers)}, values)[0]
+            for f in (merged_mean, registry.get("reduce_mean").reference)
+        )
+        assert np.allclose(merged.value, plain.value, 1e-15)
+        assert np.array_equal(merged.error, plain.error) == exact
+
+
 #: by the formula's name: a row, the format, a kernel that follows the formula, and a wrong one
 FOLLOWED: dict[str, tuple[str, str, Callable[..., Any], Callable[..., Any]]] = {
     "tanh": ("sigmoid", "float32", _half_a_tanh, lambda x: _half_a_tanh(x) + np.float32(2.0**-20)),
@@ -543,6 +602,7 @@ def test_a_formula_is_named(name: str) -> None:
     assert judged(kernel, op, formulas=name, **options).ok
     failed = judged(wrong, op, formulas=name, fail_fast=True, **options)
     assert not failed.ok and f"formulas={name!r}" in failed.findings[0].repeat
+    assert f"formulas={[name]!r}" in judged(wrong, op, formulas=[name], fail_fast=True, **options).findings[0].repeat
     with pytest.raises(ValueError, match=f"softmax in {dtype} has no formula of this name; it has none"):
         judged(kernel, "softmax", formulas=name, **options)
 
@@ -564,8 +624,13 @@ def test_convolutions_by_transforms() -> None:
         words = {"stride_h": stride_h, "stride_w": stride_w, "padding_h": padding_h, "padding_w": padding_w}
         return by_fft(x.astype(np.float16).astype(np.float32) if rounds else x, w, b, **words)
 
+    def of_any_axes(x: Any, w: Any, b: Any, stride: Any, padding: Any) -> np.ndarray:
+        x = x.astype(np.float16).astype(np.float32) if rounds else x
+        return conv_by_fft(x, w, b, stride, padding).astype(np.float32)
+
     for rounds in (False, True):
         assert passes(kernel, "conv2d", "normal integers uniform", formulas="fft") != rounds
+        assert passes(of_any_axes, "conv", "normal uniform", formulas="fft") != rounds
 
 
 @pytest.mark.parametrize("operation", ["log_softmax", "cross_entropy"])

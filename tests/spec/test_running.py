@@ -531,11 +531,16 @@ def test_what_overflows_is_unknown_or_an_infinity() -> None:
     x = 2.0 ** np.array([[126, 125, 126, 125, 126, 120]]) * [1, 1, 1, 1, -1, 1]
     for name, f in kinds.items():
         unknown = 1 / (1 + np.abs(f(ErrorArray(x, 0.0, Model()))))
-        infinite = 1 / (1 + np.abs(f(ErrorArray(x, 0.0, Model(infinite=True)))))
+        infinite = 1 / (1 + np.abs(f(ErrorArray(x, 0.0, Model(infinite="may")))))
         free = np.isinf(unknown.error)
         assert free.any(), name
         assert np.all(infinite.value[free] == 0) and np.all(infinite.error[free] <= 2.0**-149), name
         assert np.array_equal(infinite.error[~free], unknown.error[~free]), name
+    x = np.array([[3.4e38, 1e34]])  # whose sum may overflow in some order, and does not; its square does
+    for which, value in (("", np.sum(x) ** -2), ("may", 0.0), ("must", 0.0)):
+        made = 1 / np.square(np.sum(ErrorArray(x, 0.0, Model(infinite=which)), axis=1))
+        assert made.value[0] == value and np.isinf(made.error[0]) == (which == "")
+    assert (np.sum(ErrorArray(x, 0.0, Model(infinite="must")), axis=1).value == np.sum(x)).all()
 
 
 def test_finite_terms_that_overflow_beside_an_infinity() -> None:

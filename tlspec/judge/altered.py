@@ -1,24 +1,34 @@
 """Cases of the same shapes with other numbers: all, a few, those beside a part of the batch; with other parameters; with arrays
 that are one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tlspec.draw.cases import Case, refused_by
+from tlspec.bounds import call_reference
+from tlspec.draw.cases import Case, free_sizes, refused_by
 from tlspec.draw.data import generator
 from tlspec.expressions import evaluate
+from tlspec.formats import FORMATS
 from tlspec.judge import kept
 from tlspec.judge.blocks import ELEMENTS
-from tlspec.judge.shrink import lengths_of, resized
+from tlspec.judge.shrink import has_fixed, lengths_of, resized
 from tlspec.signature import WHOLE
 
 #: numbers of each array that a case with a few other numbers changes: the fewer, the likelier is a cache not to see them
 CHANGED = 1
-#: by what share a number or a parameter is larger that a cache may take for the one before
+#: by what share a parameter is larger that a cache may take for the one before
 NUDGE = 2.0**-10
+#: by what shares a number is larger
+NUDGES = tuple(2.0**-k for k in range(10, 21))
+#: what real parameters are multiplied by that kernels may take for 0, and whole numbers that need all bits
+SMALL, LARGE = (0.0, 2.0**-4, 2.0**-10), (2**31, 2**32 - 2)
+#: the factor of numbers beside which a parameter that is 0 may not be a small one
+TINY = 2.0**-20
+#: how many numbers are tried at which a function begins to do otherwise, and the distances from each
+TURNS, AROUND = 16, np.array([0, *(s << k for k in range(20) for s in (1, -1))])
 #: the factor of what stands beside rows that stay, so that no number common to all of them fits
 UNEVEN = 2.0**80
 #: drawn cases whose parameters are tried
@@ -36,8 +46,9 @@ def touched(case: Case) -> Case:
 
 
 def nudged(case: Case) -> Case:
-    """A few numbers anywhere are larger by one part in 1024: what a cache does not see that rounds the numbers it knows."""
-    return _multiplied(case, "nudged", 1 + NUDGE)
+    """A few numbers anywhere are a little larger: what a cache does not see that rounds the numbers it knows."""
+    rng = generator("nudge", case.op.name, case.which, case.seed, case.data, case.size)
+    return _multiplied(case, "nudged", 1 + float(rng.choice(NUDGES)))
 
 
 def permuted(case: Case) -> Case:
@@ -54,6 +65,64 @@ def falling(case: Case) -> Case:
 def tied(case: Case) -> Case:
     """Numbers of which many are equal: -1, 0 and 1 and what is not finite."""
     return _mapped(case, lambda name, x: np.where(np.isfinite(x), np.clip(np.round(x), -1, 1), x).astype(x.dtype))
+
+
+def negative(case: Case) -> Case:
+    """Negative numbers alone, below which a maximum must not begin."""
+    return _mapped(case, lambda name, x: -np.abs(x))
+
+
+def outdone(case: Case) -> Case:
+    """One number along the longest axis so far above the others that each of them counts little and all together do not."""
+
+    def change(name: str, x: np.ndarray) -> np.ndarray:
+        made = np.array(x, order="C")
+        if x.size and x.ndim:
+            axis = int(np.argmax(x.shape))
+            most = np.max(np.abs(x), axis=axis, where=np.isfinite(x), initial=0.0) + np.log(x.shape[axis]) + 6
+            made[(slice(None),) * axis + (x.shape[axis] * 2 // 3,)] = most
+        return made
+
+    return _mapped(case, change)
+
+
+def sparse(case: Case) -> Case:
+    """Zeros but for two numbers of each array, which who looks at some places alone does not meet."""
+    rng = generator("sparse", case.op.name, case.which, case.seed, case.data, case.size)
+
+    def change(name: str, x: np.ndarray) -> np.ndarray:
+        made = np.zeros_like(x)
+        places = rng.permutation(x.size)[:2]
+        made.flat[places] = x.flat[places]
+        return made
+
+    return _mapped(case, change)
+
+
+def alike(case: Case) -> Case:
+    """Rows along the first axis that are equal but for one number each."""
+
+    def change(name: str, x: np.ndarray) -> np.ndarray:
+        if x.ndim < 2 or not x.size:
+            return x
+        made = np.array(np.broadcast_to(x[:1], x.shape), order="C")
+        rows = made.reshape(len(x), -1)
+        each = np.arange(len(x))
+        rows[each, rows.shape[1] // 2 + each % -(-rows.shape[1] // 4)] += 1
+        return made
+
+    return _mapped(case, change)
+
+
+def late(case: Case) -> Case:
+    """The last eighth of each array is halved: what a cache does not see that looks at the beginning."""
+
+    def change(name: str, x: np.ndarray) -> np.ndarray:
+        made = np.array(x, order="C")
+        made.reshape(-1)[x.size - -(-x.size // 8) :] /= 2
+        return made
+
+    return _mapped(case, change)
 
 
 def masked(case: Case) -> Case:
@@ -122,12 +191,17 @@ def otherwise(case: Case) -> Case | None:
     for seed in range(case.seed + 1, case.seed + 1 + PARAMETERS) if names and not case.op.signature.lists else ():
         drawn = kept.drawn(case.op, seed, case.data, "small", case.which).values
         made = resized(case, {**lengths_of(case), **{n: drawn[n] for n in names if n in drawn}})
-        if made is None or made.values == case.values or made.inputs.keys() != case.inputs.keys():
-            continue
-        before, after = ([each.shape(a) for a in each.signature.outputs] for each in (case, made))
-        if before == after and all(_is_same(x, made.inputs[n]) for n, x in case.inputs.items()):
+        if made is not None and made.values != case.values and _has_the_arrays(case, made):
             return made
     return None
+
+
+def _has_the_arrays(case: Case, made: Case) -> bool:
+    """Whether another case has the same arrays, and results of the same shapes."""
+    sig = case.op.signature
+    arrays = [a for a in (*sig.inputs, *sig.outputs, *case.signature.outputs) if not a.listed]
+    before, after = ([c.shape(a) for a in arrays] for c in (case, made))
+    return before == after and all(_is_same(x, made.inputs.get(n)) for n, x in case.inputs.items())
 
 
 def nearly(case: Case) -> Case | None:
@@ -135,7 +209,69 @@ def nearly(case: Case) -> Case | None:
     reals = [p.name for p in case.op.signature.params if p.kind == "float" and np.isfinite(case.values[p.name])]
     values = {n: float(np.float32(case.values[n] * (1 + NUDGE))) for n in reals if case.values[n]}
     made = resized(case, {**lengths_of(case), **values}) if values else None
-    return made if made is not None and all(_is_same(x, made.inputs.get(n)) for n, x in case.inputs.items()) else None
+    return made if made is not None and _has_the_arrays(case, made) else None
+
+
+def parametrised(case: Case) -> Iterator[tuple[str, Case]]:
+    """The same arrays with one parameter otherwise, and which: a real one far smaller, or 0, also with far smaller numbers; a
+    whole one that is no size as large as the longest axis, about half of it, or beyond 31 bits."""
+    known, sizes = lengths_of(case), free_sizes(case.op)
+    longest = max((int(np.max(known[n], initial=0)) for n in sizes if n in known), default=0)
+    for p in case.op.signature.params:
+        value: Any = case.values[p.name]
+        if p.kind == "float" and np.isfinite(value):
+            others: list[Any] = [float(np.float32((value or 1.0) * factor + 0.0)) for factor in SMALL]
+        elif p.kind == "u32" and p.name not in sizes:
+            others = [longest, longest // 2 + 1, *(LARGE if case.op.family != "user" else ())]
+        else:
+            continue
+        for other in dict.fromkeys(others):
+            values = {**case.values, p.name: other}
+            if other == value or not has_fixed(case.op, values):
+                continue
+            made = replace(case, params={**case.params, p.name: other}, given=None)
+            if refused_by(case.op, {**values, **case.inputs}) is None and _has_the_arrays(case, made):
+                yield f"{p.name}={other!r}", made
+                if other == 0:
+                    tiny = _mapped(made, lambda name, x: x * x.dtype.type(TINY))
+                    yield f"{p.name}=0.0 and numbers far smaller", tiny
+
+
+def turned(case: Case) -> Case | None:
+    """The case with numbers at and around those where an elementwise function of one argument changes its sign, begins or ceases
+    to be a number, 1, -1 or its argument; None where it has more arguments, or changes nowhere."""
+    sig = case.op.signature
+    if not sig.elementwise or sig.lists or [a.kind for a in sig.inputs] != ["f32"]:
+        return None
+    format, (name,) = FORMATS["float32"], (a.name for a in sig.inputs)
+    size = np.ldexp(1 + np.arange(16) / 16, np.arange(-30, 128)[:, None]).reshape(-1)
+    grid = np.concatenate([-size[::-1], [0.0], size])
+
+    def kind(x: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            y = format.round(np.asarray(call_reference(case.op.reference, {name: x}, case.values), np.float64))
+        return np.stack([y > 0, y < 0, np.isinf(y), np.abs(y) == 1, y == x])
+
+    def number(order: np.ndarray) -> np.ndarray:
+        """The float32 numbers of given places in their order."""
+        bits = np.where(order < 0, 2**31 - order, order).astype(np.uint32)
+        return bits.view(np.float32).astype(np.float64)
+
+    bits = grid.astype(np.float32).view(np.uint32).astype(np.int64)
+    order = np.where(bits >= 2**31, 2**31 - bits, bits)
+    kinds = kind(grid)
+    changes = np.flatnonzero((kinds[:, 1:] != kinds[:, :-1]).any(axis=0))
+    changes = changes[np.unique(np.linspace(0, len(changes) - 1, TURNS).astype(int))] if len(changes) else changes
+    low, high = order[changes], order[changes + 1]
+    for _ in range(32):
+        middle = (low + high) // 2
+        below = (kind(number(middle)) == kinds[:, changes]).all(axis=0)
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    found = number((high[:, None] + AROUND).reshape(-1)).astype(np.float32)
+    made = resized(case, {**lengths_of(case), "n": found.size}) if found.size else None
+    return (
+        None if made is None else _mapped(made, lambda n, x: found.reshape(x.shape) if n == name else np.ones_like(x))
+    )
 
 
 def uneven(case: Case, dim: str) -> Case:
@@ -157,6 +293,19 @@ def shared(case: Case) -> Case | None:
         return None
     again = replace(case, inputs=made, given=None)
     return None if refused_by(case.op, {**case.values, **made}) is not None else again
+
+
+def is_same(a: Case, b: Case) -> bool:
+    """Whether cases have the same parameters and numbers, each array one of its own."""
+    pairs = (
+        (x, y)
+        for f, g in ((a.inputs, b.inputs), (a.cotangents, b.cotangents))
+        for x, y in zip(f.values(), g.values(), strict=True)
+    )
+    alone = len({id(x) for x in a.inputs.values()}) == len({id(x) for x in b.inputs.values()})
+    return (
+        alone and a.values == b.values and a.inputs.keys() == b.inputs.keys() and all(_is_same(*pair) for pair in pairs)
+    )
 
 
 def _is_same(a: np.ndarray | None, b: np.ndarray | None) -> bool:

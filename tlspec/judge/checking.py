@@ -21,7 +21,7 @@ from tlspec.judge import altered, kept, repetition
 from tlspec.judge.apart import Apart, Ended, Here, TimedOut, ends_processes, kernel_of, prepare
 from tlspec.judge.arithmetic import MIXED, arithmetic
 from tlspec.judge.blocks import LARGE, elements_of
-from tlspec.judge.choice import drawn_cases, is_long, is_wide, path_cases, seldom_drawn, shaped_cases
+from tlspec.judge.choice import drawn_cases, is_long, is_square, is_wide, path_cases, seldom_drawn, shaped_cases
 from tlspec.judge.contract import Contract, constrained, contract
 from tlspec.judge.formulas import further
 from tlspec.judge.kernel import MATRICES, Adapter, Kernel
@@ -29,7 +29,7 @@ from tlspec.judge.mutants import sensitivity
 from tlspec.judge.probe import accumulator_of, word_of
 from tlspec.judge.repetition import UNSUPPORTED, Bits, Refused, bits_of, same
 from tlspec.judge.report import Finding, Report, Row, name_of, word_for
-from tlspec.judge.runner import Answer, Failure, Plain, Raised, Request
+from tlspec.judge.runner import Answer, Failure, Plain, Raised, Request, load_named
 from tlspec.judge.shrink import has_fixed, lengths_of, resized, shrink
 from tlspec.judge.subject import subject_of
 from tlspec.judge.trial import Trial, quantised, with_results
@@ -57,6 +57,8 @@ PLANTED = 16
 SHRINK_SECONDS = 15.0
 #: seconds of a case with a long axis, by which the same with a longer one would take very long, as in an interpreter
 SLOW_SECONDS = 1.0
+#: how many cases of which the same axes are long are tried with all other numbers
+FAR = 2
 #: calls that end the kernel's process, after which a check ends
 CRASHES = 3
 
@@ -353,7 +355,7 @@ def case_at(op: Op, address: str) -> Case:
 @ends_processes
 def check(
     function: Callable[..., Any] | str | None, op: str | Op | None = None, *, backward: Callable[..., Any] | str | None = None,
-    reference: Callable[..., Any] | None = None, inputs: str | Mapping[str, Any] | None = None,
+    reference: Callable[..., Any] | str | None = None, inputs: str | Mapping[str, Any] | None = None,
     dtype: Any = "float32", out_dtype: Any = None, array: str | Arrays = "numpy",
     arguments: str | Adapter | None = None, backward_arguments: str | Adapter | None = None,
     cases: int | Mapping[str, int] | None = None, data: str | Sequence[str] | None = None, empty: bool = True, seed: int = 0,
@@ -379,8 +381,8 @@ def check(
         The operation's name (``python -m tlspec list``).
     backward : callable or str, optional
         The gradient's function, of the row's inputs and outputs and the cotangent g, such as ``(out, g)``.
-    reference : callable, optional
-        In place of `op`: the meaning, a function of NumPy arrays.
+    reference : callable or str, optional
+        In place of `op`: the meaning, a function of NumPy arrays, or its name as of `function`, which this process imports.
     inputs : str or mapping, optional
         The arrays and parameters of `reference`, as in ``"x[rows, cols], weight[cols]; eps: float = 1e-6"``
         (:mod:`tlspec.signature`), or arrays by name, whose shapes are taken.
@@ -472,7 +474,8 @@ def check(
     fmt = formats.get(dtype)
     if isolate is not False and isinstance(array, str):
         prepare(array)  # while cases are drawn
-    row = constrained(subject_of(op, reference, inputs), fixed, formulas, fmt)
+    meaning = load_named(reference) if isinstance(reference, str) else reference
+    row = constrained(subject_of(op, meaning, inputs), fixed, formulas, fmt)
     out = fmt if out_dtype is None else formats.get(out_dtype)
     cases_of = {
         which: list(drawn_cases(row, which, cases, data, empty, seed)) if case is None else []
@@ -509,7 +512,7 @@ def check(
     options = {"dtype": fmt.name, "array": library.name, **({"out_dtype": out.name} if out is not fmt else {}), **said,
                "arguments": arguments, "backward_arguments": backward_arguments, "bound": bound,
                "isolate": None if isolate else isolate, "layouts": layouts, "fixed": dict(fixed) if fixed else None,
-               "formulas": formulas if isinstance(formulas, str) else None,
+               "formulas": None if callable(formulas) or not all(isinstance(f, str) for f in formulas) else formulas or None,
                "refuses": None if callable(refuses) else refuses}  # fmt: skip
     plain = {"dtype": "float32", "array": "numpy", "bound": "kernel", "layouts": "any"}
 
@@ -537,7 +540,8 @@ def check(
             if chosen.which == which:
                 judge.run(chosen, layout=layout)
                 if is_long(chosen):
-                    repetition.ties(judge, chosen, special=special)
+                    repetition.far_apart(judge, chosen, special=special, every=True)
+                repetition.parameters(judge, chosen)
                 repetition.repeats(judge, chosen)
                 repetition.batches(judge, chosen)
                 repetition.often(judge, repeats or 0)
@@ -548,7 +552,7 @@ def check(
             *path_cases(row, which, cases, data),
             *shaped_cases(row, which, shapes, data, seed),
         ]
-        repeated, slowest = set[str](), 0.0
+        repeated, slowest, far, sized = set[str](), 0.0, Counter[Any](), set[str]()
         ways: tuple[str, ...] = (*LAYOUTS, "mixed", *(["gradients"] if library.name.startswith("torch") else []))
         untried = ways
         for i, each in enumerate(drawn):
@@ -566,10 +570,16 @@ def check(
             begun = time.perf_counter()
             others = library.mutable and terms.strided and each.size != SHAPE
             judge.run(each, layout=ways[i // 5 % len(ways)] if others and i % 5 == 4 else "")
-            if is_long(each) and elements_of(each) <= LARGE:
-                repetition.ties(judge, each, special=special)
+            if (is_long(each) or is_square(each)) and elements_of(each) <= LARGE:
+                longest = tuple(int(np.argmax(x.shape or 0)) for x in each.inputs.values() if x is not None)
+                kind = "square" if is_square(each) else longest
+                repetition.far_apart(judge, each, special=special, every=far[kind] < FAR)
+                far[kind] += 1
             if each.size in ("medium", "large"):
                 repetition.stays(judge, each)
+            if each.data == "normal" and each.size in ("small", "medium") and each.size not in sized:
+                sized.add(each.size)
+                repetition.parameters(judge, each)
             took = max(time.perf_counter() - begun, judge.cost)
             slowest = max(slowest, took) if each.size == "shrunk" else slowest
             seldom = each.size in ("large", SHAPE) or not all(each.dims.values())

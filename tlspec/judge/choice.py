@@ -35,9 +35,13 @@ CASES = {"small": 24, "medium": 6, EDGES: 8, "large": 1}
 LARGE_WORK = 2**26
 #: the lengths of cases whose lengths are all equal: beyond a tile of 32, and no multiple of 4; and those of tiles
 EQUAL = (33, 16, 64, 128, 256)
+#: of these, that with other numbers, too
+SQUARE = 64
 #: the lengths of an axis beside one beyond a warp, of which the first cheap one is tried: beyond the counters of a grid, and
 #: several tiles of 128; and the length beside it
 LONG_BESIDE, BESIDE = (65600, 8209, 1025, 577, 321), 33
+#: a length of an axis beside drawn ones: beyond the widths of heads, and no multiple of a tile
+WIDTH = 193
 #: how many of a row's paths are tried, and their multiply-adds
 JOINED, JOINED_WORK = 6, 2**25
 #: how many axes and how many choices of whole numbers are tried with a long axis
@@ -99,7 +103,7 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
     names = [n for n in free_sizes(case.op) if n in known]
     chosen: list[tuple[Case, dict[str, Any]]] = []
     special = [c for c in small if c.data == "special"][:1]  # whose rows of length 1 hold infinities alone
-    for each, length in [(case, 1), *((c, 1) for c in special), *([(case, 0)] if empty else [])]:
+    for each, length in [(case, 1), *((c, 1) for c in special), *([(case, 0)] if empty else []), (case, WIDTH)]:
         sizes = lengths_of(each)
         for name in names:
             value = sizes[name]
@@ -112,8 +116,13 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
         values = {n: v for n, v in lengths_of(square).items() if n in names}
         own = {n: [equal] * len(v) if isinstance(v, (list, tuple)) else equal for n, v in values.items()}
         chosen.append((square, own))
+        chosen += [(c, own) for c in special if equal == SQUARE and square.values.keys() == c.values.keys()]
         if len(names) > 2 and isinstance(known[names[0]], int):  # tiles of a batch, which all together are too large
             chosen.append((square, {**own, names[0]: 3}))
+    most = max(
+        small, key=lambda c: sum(np.size(c.values.get(n, 0)) for n in names)
+    )  # axes, of which 33 each are too many
+    chosen.append((most, {n: [2] * len(v) if isinstance(v := most.values.get(n), (list, tuple)) else 2 for n in names}))
     # whole numbers choose an axis or a direction: of each choice that was drawn one case
     whole = [p.name for p in sig.params if p.kind == "u32"]
     several = list({tuple(c.values[n] for n in whole): c for c in reversed(small)}.values())[-LONGER:]
@@ -173,6 +182,13 @@ def is_long(case: Case, least: int = 2**10) -> bool:
     """Whether a case that draws have seldom has a length beyond `least`."""
     known = lengths_of(case)
     return case.size == "shrunk" and any(np.max(known[n], initial=0) > least for n in free_sizes(case.op) if n in known)
+
+
+def is_square(case: Case) -> bool:
+    """Whether a case that draws have seldom has lengths of whole tiles."""
+    known = lengths_of(case)
+    lengths = {int(n) for name in free_sizes(case.op) for n in np.atleast_1d(known.get(name, SQUARE))}
+    return case.size == "shrunk" and SQUARE in lengths and lengths <= {SQUARE, 3}
 
 
 def is_wide(case: Case) -> bool:

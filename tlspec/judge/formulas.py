@@ -8,7 +8,7 @@ whose relative error has no bound, and a defect may look the same. So an author 
   away from σ(x): the absolute error is u, the relative one 1. A kernel that drops small results does the same.
 - ``"strassen"`` (matmul, bmm): Strassen's product. Its errors are small beside the largest numbers of the operands, not beside
   Σ|a·b| of an element (Higham, Accuracy and Stability, 2nd ed., §23.2.2): a small row next to a large one is lost.
-- ``"fft"`` (conv2d): by discrete Fourier transforms, with the same property.
+- ``"fft"`` (conv, conv2d): by discrete Fourier transforms, with the same property.
 - ``"bf16x3"``, ``"tf32x3"`` (matmul, bmm): the operands as sums of three parts in bfloat16, or of two in tf32 whose smallest
   product is left out. Parts below the smallest number are lost, and infinities times the zeros of other parts are NaN.
 - ``"cast"`` (rms_norm, fused_add_rms_norm, swiglu, geglu, geglu_erf): what is multiplied at the end, by gamma or by up, is
@@ -16,6 +16,7 @@ whose relative error has no bound, and a defect may look the same. So an author 
   ``intermediate=`` allows one after every operation.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -27,7 +28,8 @@ from tlspec.formats import FORMATS, Format
 from tlspec.ops import attention
 from tlspec.ops.elementwise import gelu, gelu_erf, silu
 from tlspec.registry import Op
-from tlspec.running import cast
+from tlspec.running import cast, inexact
+from tlspec.shapes import drop
 
 Formula = Callable[..., Any]
 
@@ -61,6 +63,23 @@ def grouped_attention_by_weights(
     weights: Any = attention._grouped
     _, _, v, (_, E, total, _), _ = weights(Q, K, V, mask, mask_mode, before, after, offset, scale)
     return np.matmul(E / total, v).reshape(*Q.shape[:3], V.shape[3])
+
+
+def merged_mean(x: Any, axis: int) -> Any:
+    """By means of parts that differences move, as Welford's and Chan's. Sums of whole numbers have roundings, too; equal numbers
+    stay as they are; an infinity makes NaN."""
+    n = x.shape[axis]
+    if not n:
+        return np.full(drop(x.shape, axis), np.nan)
+    mean = x.sum(axis=axis, keepdims=True) / n
+    moved = mean + inexact((x - mean) * (1 / n)).sum(axis=axis, keepdims=True)
+    equal = (x.max(axis=axis, keepdims=True) == x.min(axis=axis, keepdims=True)) & (np.isfinite(mean) | (n == 1))
+    return np.where(equal, mean, moved).squeeze(axis=axis)
+
+
+def mse_by_merged_means(yhat: Any, target: Any) -> Any:
+    error = yhat - target
+    return merged_mean(error * error, 0).reshape(1)
 
 
 def sigmoid_by_tanh(x: Any) -> Any:
@@ -106,18 +125,27 @@ def split_product(A: Any, B: Any, *, format: str, parts: int) -> Any:
     return made
 
 
-def conv2d_by_fft(x: Any, w: Any, b: Any, stride_h: int, stride_w: int, padding_h: int, padding_w: int) -> Any:
-    """As a circular correlation of the padded image, of which the places are kept that do not reach around."""
-    x = np.pad(x, [(0, 0), (0, 0), (padding_h, padding_h), (padding_w, padding_w)])
-    height, width = x.shape[2:]
+def conv_by_fft(x: Any, w: Any, b: Any, stride: Sequence[int], padding: Sequence[int]) -> Any:
+    """As a circular correlation of the padded array, of which the places are kept that do not reach around."""
+    x = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
+    *outer, last = sizes = x.shape[2:]
 
     def forward(a: Any) -> Any:
-        return np.fft.fft(np.fft.rfft(a, width, axis=3), height, axis=2)
+        a = np.fft.rfft(a, last, axis=-1)
+        for axis, n in enumerate(outer, 2):
+            a = np.fft.fft(a, n, axis=axis)
+        return a.reshape(*a.shape[:2], math.prod(a.shape[2:]))
 
-    product = np.einsum("bihw,oihw->bohw", forward(x), forward(w).conj())
-    made = np.fft.irfft(np.fft.ifft(product, height, axis=2), width, axis=3)
-    upto = height - w.shape[2] + 1, width - w.shape[3] + 1
-    return made[:, :, : upto[0] : stride_h, : upto[1] : stride_w] + b[None, :, None, None]
+    made = np.einsum("bif,oif->bof", forward(x), forward(w).conj())
+    made = made.reshape(*made.shape[:2], *outer, last // 2 + 1)
+    for axis, n in enumerate(outer, 2):
+        made = np.fft.ifft(made, n, axis=axis)
+    places = (slice(0, n - k + 1, s) for n, k, s in zip(sizes, w.shape[2:], stride, strict=True))
+    return np.fft.irfft(made, last, axis=-1)[(slice(None), slice(None), *places)] + b.reshape(-1, *[1] * len(sizes))
+
+
+def conv2d_by_fft(x: Any, w: Any, b: Any, stride_h: int, stride_w: int, padding_h: int, padding_w: int) -> Any:
+    return conv_by_fft(x, w, b, [stride_h, stride_w], [padding_h, padding_w])
 
 
 def normalised_cast(op: Op, format: Format) -> Formula:
@@ -141,6 +169,8 @@ _THREE = {f"{short}x3": partial(split_product, format=name, parts=parts)
           for short, name, parts in (("bf16", "bfloat16", 3), ("tf32", "tf32", 2))}  # fmt: skip
 #: by row: formulas that every kernel may follow
 ALWAYS: dict[str, Formula] = {
+    "reduce_mean": merged_mean,
+    "mse_loss": mse_by_merged_means,
     "log_softmax": log_softmax_of_infinities,
     "cross_entropy": cross_entropy_of_infinities,
     "flash_attention": attention_by_weights,
@@ -150,7 +180,7 @@ ALWAYS: dict[str, Formula] = {
 NAMED: dict[str, dict[str, Formula]] = {
     "tanh": {"sigmoid": sigmoid_by_tanh, "silu": silu_by_tanh},
     "strassen": dict.fromkeys(("matmul", "bmm"), strassen),
-    "fft": {"conv2d": conv2d_by_fft},
+    "fft": {"conv": conv_by_fft, "conv2d": conv2d_by_fft},
     **{name: dict.fromkeys(("matmul", "bmm"), f) for name, f in _THREE.items()},
 }
 #: by row: the formula named "cast", of the row and the format

@@ -51,7 +51,12 @@ OTHERS: dict[str, Callable[[Case], Case]] = {
 #: and of normal numbers besides
 ORDERED: dict[str, Callable[[Case], Case]] = {
     "the same numbers in falling order": altered.falling, TIES: altered.tied,
-    "numbers of which one is larger by one part in 1024": altered.nudged,
+    "numbers of which one is a little larger": altered.nudged,
+}  # fmt: skip
+#: and of long arrays
+LONG: dict[str, Callable[[Case], Case]] = {
+    TIES: altered.tied, "negative numbers alone": altered.negative, "one number far above the others": altered.outdone,
+    "two numbers beside zeros": altered.sparse, "rows that differ in one number each": altered.alike,
 }  # fmt: skip
 #: by place of :func:`altered.filled`
 FILLED = ("the least whole number alone", "the greatest whole number alone", "the whole number below the middle alone",
@@ -128,6 +133,8 @@ def repeats(check: Judge, case: Case) -> None:
         texts.append(f"from other numbers in the arrays of the call before: {filled}")
     first, arguments = _held(check, case)
     for key, other in _others(case):
+        if altered.is_same(check.in_format(other), case):  # once it is rounded
+            continue
         problems = check.problems(*check.trial(other), shared=key == SHARED)
         kind, found = next(((k, t) for k, t in problems if k in ("value", UNSUPPORTED)), ("", ""))
         kept.weigh(check.in_format(other))
@@ -136,7 +143,7 @@ def repeats(check: Judge, case: Case) -> None:
         if kind != "value":
             continue
         said = f"from {key}: {found}"
-        if key != SHARED and _is_stale(check, first, other, parameters=key in (PARAMETERS, NEARLY)):
+        if key != SHARED and _is_stale(check, first, other, parameters=other.values != case.values):
             texts.append(said)
         elif not any(f.kind == "value" for f in check.report.findings):
             check.report.findings.append(Finding("value", said, check.line(case)))
@@ -159,10 +166,7 @@ def _others(case: Case) -> Iterator[tuple[str, Case]]:
     """Cases with arrays of the same shapes, and what is said of them."""
     for key, make in (OTHERS | ORDERED if case.data == "normal" else OTHERS).items():
         yield key, kept.derived(case, key, partial(make, case))
-    arrays = [
-        n for n, x in {**case.inputs, **case.cotangents}.items() if x is not None and x.dtype.kind == "f" and x.size
-    ]
-    for name in arrays if len(arrays) > 1 and case.data == "normal" else ():
+    for name in _arrays_of(case) if case.data == "normal" else ():
         key = f"zeros alone in {name}"
         yield key, kept.derived(case, key, partial(altered.zeroed, case, name))
     for place, said in enumerate(FILLED if case.data == "normal" else ()):
@@ -202,23 +206,55 @@ def _is_stale(check: Judge, first: Bits, case: Case, *, parameters: bool) -> boo
     return not any(kind == "value" for kind, _ in check.problems(*check.trial(case), again=True))
 
 
-def ties(check: Judge, case: Case, *, special: bool) -> None:
-    """A long case with equal numbers, far apart, and with tiles of -inf where special numbers are wanted and the row has them."""
+def far_apart(check: Judge, case: Case, *, special: bool, every: bool) -> None:
+    """A long case with equal numbers, far apart, and with tiles of -inf where special numbers are wanted and the row has them;
+    with `every` also with what else of long arrays is seen where all of it counts. Of special numbers zeros beside them."""
     infinite = special and "special" in data_classes(check.op, check.which) and not check.op.signature.elementwise
-    for said, change in ((TIES, altered.tied), *([(MASKED, altered.masked)] if infinite else [])):
-        found = _wrong_value(check, kept.derived(case, said, partial(change, case)))
-        if found and not any(f.kind == "value" for f in check.report.findings):
-            check.report.findings.append(Finding("value", f"from {said}: {found}", check.line(case)))
+    changes = {said: f for said, f in LONG.items() if every or said == TIES} | (
+        {MASKED: altered.masked} if infinite else {}
+    )
+    if case.data == "special":
+        changes = {f"zeros alone in {name}": partial(altered.zeroed, name=name) for name in _arrays_of(case)}
+    for said, change in changes.items():
+        _altered(check, case, said, kept.derived(case, said, partial(change, case)))
+
+
+def _arrays_of(case: Case) -> list[str]:
+    """The names of the arrays of real numbers, where there are several."""
+    arrays = {**case.inputs, **case.cotangents}
+    found = [n for n, x in arrays.items() if x is not None and x.dtype.kind == "f" and x.size]
+    return found if len(found) > 1 else []
+
+
+def parameters(check: Judge, case: Case) -> None:
+    """The same arrays with each parameter otherwise, and a function of one number where it changes its way."""
+    for said, made in altered.parametrised(case):
+        _altered(check, case, f"the same arrays with {said}", made)
+    if (made := altered.turned(case)) is not None:
+        _altered(check, case, "numbers at which the function turns", made)
+
+
+def _altered(check: Judge, case: Case, said: str, made: Case) -> None:
+    """Adds what is wrong of a case that was made of another, but for one finding that is known."""
+    found = _wrong_value(check, made)
+    if found and not any(f.kind == "value" for f in check.report.findings):
+        check.report.findings.append(Finding("value", f"from {said}: {found}", check.line(case)))
 
 
 @told
 def stays(check: Judge, case: Case) -> None:
-    """Whether a result stays as it is in a later call with arrays of its shapes, which may share memory from a size on."""
+    """Whether a result stays as it is in a later call with arrays of its shapes, which may share memory from a size on; and
+    whether arrays whose last numbers alone are others, in the memory of the call before, have a result of their own."""
     first, _ = _held(check, case)
     check.called(kept.derived(case, HALVED, partial(altered.halved, case)))
     later = bits_of(check.function.held([x.shape for x in first]))
-    if not same(first, later) and all(f.kind != "stale" for f in check.report.findings):
-        check.report.findings.append(Finding("stale", "a later call changed an earlier result", check.line(case)))
+    texts = [] if same(first, later) else ["a later call changed an earlier result"]
+    _held(check, case)
+    other = kept.derived(case, "late", partial(altered.late, case))
+    if (wrong := _wrong_value(check, other, reuse=True)) and not _wrong_value(check, other):
+        texts.append(f"from other last numbers in the arrays of the call before: {wrong}")
+    if all(f.kind != "stale" for f in check.report.findings):
+        check.report.findings += [Finding("stale", text, check.line(case)) for text in texts[:1]]
 
 
 def laid_otherwise(check: Judge, case: Case, layout: str) -> None:

@@ -174,6 +174,8 @@ def _equal(a: tuple[str, np.ndarray], b: tuple[str, np.ndarray]) -> bool:
 
 def plain_of(library: Arrays, name: str, x: Any, shape: tuple[int, ...]) -> Plain:
     """The bits of an array; they are copied at once, so what is written later does not count. Raises Failure."""
+    if isinstance(x, (list, tuple)):
+        raise Failure(f"{name}: a {type(x).__name__} of {len(x)}, expected one array of shape {shape}")
     if hasattr(x, "__array__") and not hasattr(x, "__dlpack__") and not isinstance(x, np.generic):
         raise Failure(f"{name}: a {type(x).__name__}, which makes its elements when they are read, expected an array")
     try:
@@ -293,8 +295,8 @@ class Runner:
         if request.over and len(found) == len(request.results):  # whatever is returned
             found = [outputs[n] if n in request.over else r for n, r in zip(request.results, found, strict=True)]
         if len(found) != len(request.results) or any(r is None for r in found):
-            names = ", ".join(request.results)
-            raise Failure(f"returned {len(found)} results, expected {len(request.results)}: {names}")
+            shapes = ", ".join(f"{n} of shape {s}" for n, s in request.results.items())
+            raise Failure(f"returned {len(found)} results, expected {len(request.results)}: {shapes}")
         for name, result in zip(request.results, found, strict=True):
             if name in request.written and self._place(result) != self._place(outputs[name]):
                 raise Failure(f"{name}: returned another array than the one that it was to write")

@@ -296,12 +296,12 @@ def _tracked_results(
     unknown = [np.isfinite(r) & np.isinf(t) for r, t in zip(held.outputs, held.tolerances, strict=True)]
     if model.overflow == math.inf or not any(map(np.any, unknown)):
         return held
-    wide, infinite = replace(model, overflow=math.inf), replace(model, infinite=True)
+    wide, infinite = replace(model, overflow=math.inf), [replace(model, infinite=of) for of in ("may", "must")]
     in_range = _held(case, out, wide, _results(case, wide, taken, formulas))
-    made = _results(case, infinite, taken, formulas)
+    made = [(m, results) for m in infinite for results in _results(case, m, taken, formulas)]
     tolerances, overflows = [], []
     for i, (array, t, is_open) in enumerate(zip(case.signature.outputs, held.tolerances, unknown, strict=True)):
-        ways = [_bounded(case, out, infinite, i, *_parts(way[i], case.shape(array))) for way in made]
+        ways = [_bounded(case, out, m, i, *_parts(results[i], case.shape(array))) for m, results in made]
         overflows.append((is_open, tuple((v, np.where(np.isfinite(v) & np.isfinite(e), e, -1.0)) for v, e in ways)))
         tolerances.append(np.where(is_open, in_range.tolerances[i], t))
     others = held.others if isinstance(held, Either) else ((),) * len(overflows)

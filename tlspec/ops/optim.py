@@ -165,8 +165,10 @@ def _adam(
 def _adam_of_torch(
     ps: F64, gs: F64, ms: F64, vs: F64, step: int, lr: float, beta1: float, beta2: float, eps: float, decay: float
 ) -> tuple[F64, F64, F64]:
-    """The step as torch.optim has it: an interpolation between m and g, and the product with the rate before the quotient."""
-    m = ms + (1 - beta1) * (gs - ms) if beta1 > 0.5 else gs - beta1 * (gs - ms)
+    """The step as torch.optim has it: an interpolation between m and g, whose weight is rounded before it is subtracted from 1,
+    and the product with the rate before the quotient."""
+    weight = np.full_like(gs, 1 - beta1)
+    m = ms + weight * (gs - ms) if beta1 > 0.5 else gs - (1 - weight) * (gs - ms)
     v, size, divisor = _second_moment(gs, vs, step, lr, beta1, beta2, eps)
     return decay * ps - size * m / divisor, m, v
 

@@ -215,6 +215,18 @@ def avg_pool(x, kernel, stride, padding):
     return _windows(x, kernel, stride, padding, 0).sum(axis=-1) / math.prod(kernel)
 
 
+@avg_pool.formula()
+def _weighted(x, kernel, stride, padding):
+    """A convolution with weights of one number, which is rounded."""
+    return (_windows(x, kernel, stride, padding, 0) * (1 / math.prod(kernel))).sum(axis=-1)
+
+
+@avg_pool.formula()
+def _sum_of_shares(x, kernel, stride, padding):
+    """Every number is divided, then the quotients are added."""
+    return (_windows(x, kernel, stride, padding, 0) / math.prod(kernel)).sum(axis=-1)
+
+
 @avg_pool.vjp("g -> gx", bound=tree(lambda kernel, stride: _cover(kernel, stride)))
 def avg_pool_vjp(g, channels, spatial, kernel, stride, padding):
     """gx[cell] = (Σ g over the windows that meet the cell, in window order) / Π kernel, one division."""

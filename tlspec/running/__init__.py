@@ -23,11 +23,12 @@ x.astype(format)      that of the rounded ends of [x - e, x + e]: 0 but near a t
 ====================  ========================================================================================================
 
 The error is infinite where nothing can be said: a divisor that may be zero, an intermediate beyond the largest finite number.
-With a model whose numbers are ``infinite`` there, the value is what the infinity makes of it.
+With a model in which such numbers are ``infinite``, the value is what the infinity makes of it.
 A function that is not known here raises TypeError, which names it.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ __all__ = [
     "cast",
     "elementary",
     "error_of",
+    "inexact",
     "monotone",
     "special",
     "structure",
@@ -80,6 +82,30 @@ def cast(x: Any, format: Format) -> Any:
     256.0
     """
     return x.cast(format) if isinstance(x, ErrorArray) else format.round(x)
+
+
+def inexact(x: Any) -> Any:
+    """The array under a model whose sums of whole numbers may have roundings: running means, as of Welford, do.
+
+    Parameters
+    ----------
+    x : ndarray or ErrorArray
+        Of any shape.
+
+    Returns
+    -------
+    ndarray or ErrorArray
+        Of the same kind; a plain one is `x` itself.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tlspec.running import ErrorArray, inexact
+    >>> whole = ErrorArray(np.array([1.0, 2.0, 4.0]))
+    >>> bool(whole.sum().error == 0), bool(inexact(whole).sum().error > 0)
+    (True, True)
+    """
+    return ErrorArray(x.value, x.error, replace(x.model, exact=False)) if isinstance(x, ErrorArray) else x
 
 
 def track_call(reference: Callable[..., Any], arrays: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Any, ...]:

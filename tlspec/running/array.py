@@ -289,6 +289,7 @@ def overflowed(m: Model, value: Any, error: Any, beyond: Any) -> tuple[Any, Any]
     if not np.any(beyond):
         return value, error
     if m.infinite:
+        beyond = beyond & (np.abs(value) >= m.overflow) if m.infinite == "must" else beyond
         infinity = np.inf if np.iscomplexobj(value) else np.copysign(np.inf, value)
         return np.where(beyond, infinity, value), np.where(beyond, 0.0, error)
     return value, np.where(beyond, np.inf, error)

@@ -67,8 +67,9 @@ class Model:
         Sums of numbers like integers are exact, because every order of plain additions gives them.
     alike : float, default 0.0
         Probability that two terms of a sum are equal numbers, whose roundings are alike.
-    infinite : bool, default False
-        Numbers from `overflow` on are infinities, where they else are unknown.
+    infinite : str, default ''
+        Numbers from `overflow` on are unknown; with "may" they are infinities where they may be so large, with "must" where their
+        values are.
     saturate : bool, default False
         Results beyond the largest number are that number, infinities too.
     chunk : int, default 0
@@ -91,8 +92,8 @@ class Model:
     flushed: float = 0.0
     #: the least number that intermediate results cannot hold
     overflow: float = 2.0**128 - 2.0**103
-    #: whether numbers from there on are infinities, where they else are unknown
-    infinite: bool = False
+    #: which numbers from there on are infinities: those that "may" be so large, those that "must", or none, as they are unknown
+    infinite: str = ""
     #: the format to which the operands of matrix products are rounded first; None leaves them as they are
     operands: Format | None = None
     #: whether sums of numbers like integers are exact, because every order of plain additions gives them

@@ -7,13 +7,12 @@ their errors. Operators without a rule are taken apart by PyTorch's decompositio
 import importlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tlspec.ops import elementwise as rows
-from tlspec.running import ErrorArray
+from tlspec.running import ErrorArray, inexact
 from tlspec.running.array import error_of, model_of, operand, overflowed, value_of
 from tlspec.running.rounding import result, stored
 from tlspec.running.sums import contract
@@ -123,11 +122,6 @@ def summed(x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) ->
 def averaged(x: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
     axes = axes_of(dim, x.ndim)
     return summed(x, dim, keepdim) / math.prod(x.shape[a] for a in axes)
-
-
-def inexact(x: Any) -> Any:
-    """The array under a model whose sums of whole numbers may have roundings: running means, as of Welford, do."""
-    return ErrorArray(x.value, x.error, replace(x.model, exact=False))
 
 
 def spread(x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
