@@ -230,8 +230,8 @@ def parameters(check: Judge, case: Case) -> None:
     """The same arrays with each parameter otherwise, and a function of one number where it changes its way."""
     for said, made in altered.parametrised(case):
         _altered(check, case, f"the same arrays with {said}", made)
-    if (made := altered.turned(case)) is not None:
-        _altered(check, case, "numbers at which the function turns", made)
+    if (other := altered.turned(case)) is not None:
+        _altered(check, case, "numbers at which the function turns", other)
 
 
 def _altered(check: Judge, case: Case, said: str, made: Case) -> None:
