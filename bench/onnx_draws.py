@@ -340,7 +340,7 @@ def _window(d: Draw, op: str) -> Drawn:
         extra = [d.floats(4 if op == "Conv" else 3 * group)] if d.flag() else []
         return Drawn(op, [x, w, *extra], attributes, opset=d.opset)
     attributes |= {"kernel_shape": kernel} | d.pick(({}, {"auto_pad": d.pick(("SAME_UPPER", "SAME_LOWER", "VALID"))}, {
-        "pads": [min(1, k - 1) for k in kernel] * 2}))  # fmt: skip
+        "pads": [d.pick(range(min(2, k))) for k in kernel * 2]}))  # fmt: skip
     attributes |= d.maybe(count_include_pad=d.flag()) if op == "AveragePool" else {}
     attributes |= d.maybe(p=d.pick((1, 2, 3))) if op == "LpPool" else {}
     if "auto_pad" not in attributes and (op == "MaxPool" or d.opset >= 19):

@@ -36,19 +36,26 @@ def test_a_window_across_two_tasks_gives_its_gradient_once(dev):
         (900, (3, 1), (3, 3), (1, 1), (1, 1)), (8, (4, 4), (2, 3), (2, 1), (0, 1)), (9, (7,), (3,), (2,), (1,)),
         (2, (5, 40, 3), (2, 3, 2), (2, 2, 2), (1, 1, 1)), (7, (8, 2), (2, 2), (1, 1), (5, 0)),
         (3, (50, 9), (2, 2), (1, 1), (0, 0)), (1, (300, 20), (3, 3), (2, 2), (1, 1)),
-        (2, (90, 3, 5), (4, 2, 2), (3, 1, 2), (2, 1, 0)),
+        (2, (90, 3, 5), (4, 2, 2), (3, 1, 2), (2, 1, 0)), (3, (201,), (2,), (2,), (1,)), (2, (3, 300), (2, 2), (2, 2), (1, 1)),
+        (2, (3, 300), (2, 2), (2, 2), (1, 0)),
     ],
 )  # fmt: skip
-def test_sums_of_windows_go_cell_by_cell(dev, channels, cells, kernel, stride, padding):
+def test_windows_go_cell_by_cell(dev, channels, cells, kernel, stride, padding):
     """In row-major order, in float32, whatever the axis along which outputs are made together."""
     x = np.random.default_rng(0).standard_normal((channels, *cells)).astype(np.float32)
     wide = np.pad(x, [(0, 0), *((p, p + k) for p, k in zip(padding, kernel, strict=True))])
     out = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(cells, padding, kernel, stride, strict=True)]
-    total = np.zeros((channels, *out), np.float32)
+    total, most = np.zeros((channels, *out), np.float32), np.full((channels, *out), -np.inf, np.float32)
+    inside = np.pad(np.ones_like(x, bool), [(0, 0), *((p, p + k) for p, k in zip(padding, kernel, strict=True))])
     for cell in np.ndindex(*kernel):
-        total += wide[(slice(None), *(slice(j, j + n * s, s) for j, n, s in zip(cell, out, stride, strict=True)))]
-    found = kernels.avg_pool(dev.buffer(x), channels, cells, kernel, stride, padding)
+        place = (slice(None), *(slice(j, j + n * s, s) for j, n, s in zip(cell, out, stride, strict=True)))
+        total += wide[place]
+        most = np.where(inside[place], np.maximum(most, wide[place]), most)
+    found, largest = (
+        f(dev.buffer(x), channels, cells, kernel, stride, padding) for f in (kernels.avg_pool, kernels.max_pool)
+    )
     assert np.array_equal(found.numpy(total.shape), total / np.float32(np.prod(kernel)))
+    assert np.array_equal(largest.numpy(most.shape), most)
 
 
 @pytest.mark.parametrize("beta", [1e-38, -1e-38, 1e-42])

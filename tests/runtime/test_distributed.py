@@ -235,9 +235,10 @@ def test_a_parameter_that_no_shard_reaches_stays() -> None:
         training = distributed.DataParallel(s, lambda p: optim.AdamW(p, lr=0.1, weight_decay=0.5), shards=2)
         training.step(lambda k: s.sum(s.use(used)))
         assert (left.numpy() == 1).all() and (used.numpy() != 1).all()
-        # one of the shards is enough
-        training.step(lambda k: s.sum(s.use(left)) if k else s.sum(s.use(used)))
-        assert (left.numpy() != 1).all()
+        for first, last in ((used, left), (left, used)):  # one of the shards is enough
+            before = [p.numpy().copy() for p in (used, left)]
+            training.step(lambda k, pair=(first, last): s.sum(s.use(pair[k])))
+            assert all((p.numpy() != b).all() for p, b in zip((used, left), before, strict=True))
 
 
 # ---- checkpoints

@@ -322,6 +322,21 @@ def test_the_documents_code_runs() -> None:
         exec(block, {})
 
 
+def test_a_compiled_function_keeps_the_mode_that_it_was_traced_in() -> None:
+    a, b = (jnp.asarray(np.random.default_rng(k).standard_normal((3, 5000)), jnp.float32) for k in range(2))
+    before = _foreign.math()
+    try:
+        _foreign.set_math("reproducible")
+        compiled = jax.jit(lambda x, y: functions.matmul(x, y))
+        found = [np.asarray(compiled(a, b.T))]
+        _foreign.set_math("fast")
+        found.append(np.asarray(compiled(a, b.T)))
+        other = np.asarray(jax.jit(lambda x, y: functions.matmul(x, y))(a, b.T))
+    finally:
+        _foreign.set_math(before)
+    assert np.array_equal(*found) and not np.array_equal(found[0], other)
+
+
 def test_the_mode_is_that_of_each_call() -> None:
     """What was called in one mode computes in the other after `set_math`."""
     a, b = (jnp.asarray(np.random.default_rng(k).standard_normal((3, 5000)), jnp.float32) for k in range(2))

@@ -1,6 +1,8 @@
 """Optimisers: what they hand to their kernels (the number of a step from 1, every hyperparameter) and what they refuse."""
 
 import functools
+import itertools
+import operator
 
 import numpy as np
 import pytest
@@ -68,6 +70,19 @@ OPTIMIZERS = {
     "centered": lambda p: optim.RMSprop(p, lr=0.1, momentum=0.5, weight_decay=0.1, centered=True),
     "lion": lambda p: optim.Lion(p, lr=0.1, weight_decay=0.1),
 }
+
+
+def test_each_step_moves_what_its_loss_reaches(s):
+    """Steps in turn that reach other parameters of one optimizer."""
+    parameters = [s.param(np.ones(1), name) for name in "abc"]
+    optimizer, counts = optim.SGD(parameters, lr=0.5), [0, 0, 0]
+    for reached in [*itertools.product((0, 1), repeat=3)][1:] * 2:
+        terms = [p + 0.0 for p, r in zip(parameters, reached, strict=True) if r]
+        s.backward(s.reduce_sum(functools.reduce(operator.add, terms)))
+        optimizer.step()
+        s.reset()
+        counts = [c + r for c, r in zip(counts, reached, strict=True)]
+        assert [float(p.value[0]) for p in parameters] == [1 - 0.5 * c for c in counts]
 
 
 @pytest.mark.parametrize("captured", [False, True])
