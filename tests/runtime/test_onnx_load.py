@@ -1,5 +1,6 @@
 """What load takes and what it names: attributes, types, functions, sparse weights."""
 
+import itertools
 import typing
 from typing import Any
 
@@ -86,6 +87,21 @@ def test_channels_around_one(size: int) -> None:
     expected = x / (1.5 + 0.25 / size * np.stack(sums, 1)) ** 0.5
     found = run("LRN", x, size=size, alpha=0.25, beta=0.5, bias=1.5)
     assert np.allclose(found, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("counted", [0, 1])
+@pytest.mark.parametrize("pads", [*itertools.product((0, 1), repeat=2)])
+def test_what_ceil_mode_adds_does_not_count(pads: tuple[int, int], counted: int) -> None:
+    """A mean is that of the cells, and of the padding where it counts, but not of what lies beyond."""
+    before, behind = pads
+    for size in range(5, 9):
+        x = np.arange(1, size + 1, dtype=np.float32)
+        starts = [s for s in range(-before, size + behind, 2) if s + 3 <= size + behind + 1 and s < size]
+        inside = [[c for c in range(s, s + 3) if 0 <= c < size] for s in starts]
+        counts = [len([c for c in range(s, s + 3) if -before <= c < size + behind]) for s in starts]
+        expected = [sum(x[c]) / (n if counted else len(c)) for c, n in zip(inside, counts, strict=True)]
+        said = {"kernel_shape": [3], "strides": [2], "pads": [*pads], "ceil_mode": 1, "count_include_pad": counted}
+        assert np.allclose(run("AveragePool", x[None, None], opset=19, **said)[0, 0], expected, rtol=1e-6, atol=0)
 
 
 def test_types_that_are_not_computed_are_named() -> None:
