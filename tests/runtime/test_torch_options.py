@@ -1,6 +1,7 @@
 """Layers of torch.nn with drawn options in a block: results, gradients, and what the layer keeps, beside float64."""
 
 import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -182,3 +183,24 @@ def test_layers_in_float32_take_narrow_inputs(kind: Any, device: str) -> None:
             assert len(found) == len(expected) and all(map(torch.equal, found, expected)), (name, chosen)
             agreed.add(name)
     assert agreed >= {"LayerNorm", "GroupNorm", "RMSNorm", "BatchNorm1d", "BatchNorm2d", "InstanceNorm3d"}
+
+
+#: products that are added to an operand: the shapes of the factors, and those that the operand may have
+SUMS_WITH_PRODUCTS: dict[str, tuple[list[tuple[int, ...]], list[tuple[int, ...]]]] = {
+    "addmm": ([(2, 5), (5, 3)], [(3,), (2, 3), (2, 1), ()]), "addmv": ([(2, 5), (5,)], [(2,), (1,), ()]),
+    "addr": ([(2,), (3,)], [(3,), (2, 3), ()]), "addbmm": ([(4, 2, 5), (4, 5, 3)], [(3,), (2, 3)]),
+    "baddbmm": ([(4, 2, 5), (4, 5, 3)], [(3,), (2, 3), (4, 2, 3), (4, 1, 1)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SUMS_WITH_PRODUCTS)
+def test_factors_of_sums_with_products_count(name: str) -> None:
+    """Each beta with each alpha; where beta is 0 the operand does not count, NaN or not."""
+    factors, shapes = SUMS_WITH_PRODUCTS[name]
+    a, b = (drawn(k, *shape) for k, shape in enumerate(factors))
+    for shape, beta, alpha in itertools.product(shapes, (0, 1, 0.5), (0, 1, -2)):
+        x = drawn(3, *shape) if beta else torch.full(shape, torch.nan)
+        with mode.reproducible(strict=True):
+            found = getattr(torch, name)(x, a, b, beta=beta, alpha=alpha)
+        expected = getattr(torch, name)(x.double(), a.double(), b.double(), beta=beta, alpha=alpha)
+        assert torch.allclose(found.double(), expected, rtol=1e-5, atol=1e-5), (shape, beta, alpha)
