@@ -272,7 +272,7 @@ ALTERED: dict[str, Callable[[Case], Case | None]] = {
     **{f.__name__: f for f in (altered.halved, altered.touched, altered.permuted, altered.falling, altered.tied,
                                altered.expanded, altered.plain, altered.without, altered.otherwise, altered.shared,
                                altered.nudged, altered.nearly, altered.masked, altered.negative,
-                               altered.outdone, altered.sparse, altered.alike, altered.late, altered.turned)},
+                               altered.outdone, altered.sparse, altered.steep, altered.alike, altered.late, altered.turned)},
     "laid": lambda case: altered.laid(case, "expanded"),
     "zeroed": lambda case: altered.zeroed(case, next(iter(case.inputs))),
     "beside": lambda case: altered.beside(case, [*case.dims][-1], 1) if case.dims else None,

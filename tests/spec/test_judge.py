@@ -234,6 +234,18 @@ def _by_the_row_before(W: np.ndarray, x: np.ndarray, b: np.ndarray) -> np.ndarra
     return y
 
 
+def _by_running_sums(x: np.ndarray, kernel: Any, stride: Any, padding: Any) -> np.ndarray:
+    y = np.pad(x.astype(np.float64), [(0, 0), *((p, p) for p in padding)])
+    exact = np.lib.stride_tricks.sliding_window_view(y, tuple(kernel), tuple(range(1, y.ndim))).mean(
+        axis=tuple(range(-len(kernel), 0))
+    )
+    for axis, k in enumerate(kernel, 1):
+        c = np.pad(np.cumsum(y, axis), [(0, 0)] * axis + [(1, 0)] + [(0, 0)] * (y.ndim - axis - 1))
+        ends = np.arange(y.shape[axis] - k + 1)
+        y = (c.take(ends + k, axis) - c.take(ends, axis)) / k
+    return np.where(np.isfinite(y), y, exact)[(slice(None), *(slice(None, None, s) for s in stride))]
+
+
 def _without_tiles_of_zeros(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     out = np.zeros((len(A), B.shape[1]), np.float32)
     for k in range(0, A.shape[1], 16):
@@ -261,6 +273,7 @@ SELDOM: dict[str, tuple[str, Callable[..., Any]]] = {
             (e := np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf))) < np.exp(-16), 0, e).sum(axis=1, keepdims=True)),
     "a sample stands for all": ("reduce_mean", lambda x, axis: _by_sample(x, axis)),
     "rows that begin and end alike are one": ("linear", _by_the_row_before),
+    "running sums are subtracted": ("avg_pool", _by_running_sums),
     "tiles of zeros are passed over": ("matmul", _without_tiles_of_zeros),
     "upper bits are a key": ("relu", _kept(lambda x: (np.ascontiguousarray(x).view(np.uint32) >> 12).tobytes())),
     "first numbers in a place are a key": (

@@ -31,6 +31,8 @@ TINY = 2.0**-20
 TURNS, AROUND = 16, np.array([0, *(s << k for k in range(20) for s in (1, -1))])
 #: the factor of what stands beside rows that stay, so that no number common to all of them fits
 UNEVEN = 2.0**80
+#: the factor of one half of an axis beside the other, in whose running sums nothing of the other is left
+STEEP = 2.0**60
 #: drawn cases whose parameters are tried
 PARAMETERS = 6
 
@@ -81,6 +83,19 @@ def outdone(case: Case) -> Case:
             axis = int(np.argmax(x.shape))
             most = np.max(np.abs(x), axis=axis, where=np.isfinite(x), initial=0.0) + np.log(x.shape[axis]) + 6
             made[(slice(None),) * axis + (x.shape[axis] * 2 // 3,)] = most
+        return made
+
+    return _mapped(case, change)
+
+
+def steep(case: Case) -> Case:
+    """The first half of each array's longest axis is far larger: differences of running sums lose the rest."""
+
+    def change(name: str, x: np.ndarray) -> np.ndarray:
+        made = np.array(x, order="C")
+        if x.size and x.ndim:
+            axis = int(np.argmax(x.shape))
+            made[(slice(None),) * axis + (slice(x.shape[axis] // 2),)] *= STEEP
         return made
 
     return _mapped(case, change)

@@ -141,7 +141,8 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
     values = {n: v for n, v in lengths_of(case).items() if n in names}
     for i in range(len(places_of(dict(values), names)) if case.op.family != "user" else 0):
         beside = (_beside(values, names, i, n) for n in LONG_BESIDE)
-        longest += _first(case, beside, SIZES["large"] * 3 // 2, LARGE_WORK)
+        found = _first(case, beside, SIZES["large"] * 3 // 2, LARGE_WORK)
+        longest += found or _first(case, _within(values, names, i), 8 * SIZES[EDGES])
     longest += [end for each in longest if (end := _at_the_end(each)) is not None]
     wanted = ((of, {**lengths_of(of), **lengths}) for of, lengths in chosen)
     made = (resized(of, values) for of, values in wanted if _cheap(of.op, values))
@@ -155,6 +156,17 @@ def _beside(values: Mapping[str, Any], names: Sequence[str], chosen: int, length
     to, at = places[(chosen + 1) % len(places)]
     to[at] = BESIDE if len(places) > 1 else length
     return made
+
+
+def _within(values: Mapping[str, Any], names: Sequence[str], chosen: int) -> Iterator[dict[str, Any]]:
+    """The values with one long size that another bounds, as a window or a number of results, and that one longer still."""
+    for length in (n for n in LONG_BESIDE if n < 2**11):
+        for other in range(len(places_of(dict(values), names))):
+            made = stretched(values, names, chosen, length)
+            to, at = places_of(made, names)[other]
+            if other != chosen:
+                to[at] = 2 * length - 1
+                yield made
 
 
 def _first(case: Case, sizes: Iterable[dict[str, Any]], budget: int, work: int = EDGE_WORK) -> list[Case]:

@@ -56,7 +56,8 @@ ORDERED: dict[str, Callable[[Case], Case]] = {
 #: and of long arrays
 LONG: dict[str, Callable[[Case], Case]] = {
     TIES: altered.tied, "negative numbers alone": altered.negative, "one number far above the others": altered.outdone,
-    "two numbers beside zeros": altered.sparse, "rows that differ in one number each": altered.alike,
+    "numbers behind far larger ones": altered.steep, "two numbers beside zeros": altered.sparse,
+    "rows that differ in one number each": altered.alike,
 }  # fmt: skip
 #: by place of :func:`altered.filled`
 FILLED = ("the least whole number alone", "the greatest whole number alone", "the whole number below the middle alone",
