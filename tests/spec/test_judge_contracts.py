@@ -95,6 +95,13 @@ def test_layouts(said: str) -> None:
     assert any(said in f.text for f in report.findings), report
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long lengths are tried however long a case takes."""
+    monkeypatch.setattr(checking, "SLOW_SECONDS", math.inf)
+
+
+@pytest.mark.usefixtures("patient")
 def test_indices_reach_the_end_of_long_axes() -> None:
     def kernel(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
         at = labels.astype(np.int16 if narrow else np.int64) % max(logits.shape[1], 1)
@@ -118,12 +125,6 @@ def test_a_height_is_that_of_the_tallest_tree_of_its_kind() -> None:
         assert [height(n) for n in range(300)] == [tallest(n) for n in range(300)]
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long lengths are tried however long a case takes."""
-    monkeypatch.setattr(checking, "SLOW_SECONDS", math.inf)
-
-
 @pytest.mark.usefixtures("patient")
 def test_lengths_beyond_the_largest_vocabularies() -> None:
     def kernel(x: np.ndarray) -> np.ndarray:
@@ -133,6 +134,7 @@ def test_lengths_beyond_the_largest_vocabularies() -> None:
     assert fails(kernel, "softmax", data="normal", cases={"small": 1})
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_row_that_a_parameter_names_is_the_last_one_too() -> None:
     def kernel(mat: np.ndarray, row: np.ndarray, i: int) -> np.ndarray:
         out = mat.copy()

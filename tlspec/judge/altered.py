@@ -70,8 +70,8 @@ def tied(case: Case) -> Case:
 
 
 def negative(case: Case) -> Case:
-    """Negative numbers alone, below which a maximum must not begin."""
-    return _mapped(case, lambda name, x: -np.abs(x))
+    """Negative numbers alone, below which a maximum must not begin, where the row takes such."""
+    return _mapped(case, lambda name, x: x if name in case.op.drawing.nonnegative else -np.abs(x))
 
 
 def outdone(case: Case) -> Case:
