@@ -159,14 +159,14 @@ def _beside(values: Mapping[str, Any], names: Sequence[str], chosen: int, length
 
 
 def _within(values: Mapping[str, Any], names: Sequence[str], chosen: int) -> Iterator[dict[str, Any]]:
-    """The values with one long size that another bounds, as a window or a number of results, and that one longer still."""
-    for length in (n for n in LONG_BESIDE if n < 2**11):
-        for other in range(len(places_of(dict(values), names))):
-            made = stretched(values, names, chosen, length)
-            to, at = places_of(made, names)[other]
-            if other != chosen:
-                to[at] = 2 * length - 1
-                yield made
+    """The values with one size that another bounds, as a window or a number of results, beyond a tile, and that one larger."""
+    length = LONG_BESIDE[-1]
+    for other in range(len(places_of(dict(values), names))):
+        made = stretched(values, names, chosen, length)
+        to, at = places_of(made, names)[other]
+        if other != chosen:
+            to[at] = 2 * length - 1
+            yield made
 
 
 def _first(case: Case, sizes: Iterable[dict[str, Any]], budget: int, work: int = EDGE_WORK) -> list[Case]:
