@@ -376,6 +376,21 @@ def test_weights_that_are_rounded_before_a_product() -> None:
         judged(kernel, mixed="bf17", **options)
 
 
+def test_cases_are_kept_for_each_format_of_results() -> None:
+    """A kernel of another format is held to that one's tolerances, in the process of a check before."""
+    options: dict[str, Any] = {"data": "normal", "cases": {"small": 4}, "repeats": 0}
+    assert judged(lambda A, B: A @ B, "matmul", **options).ok
+    assert judged(lambda A, B: (A @ B).astype(np.float16), "matmul", out_dtype="float16", **options).ok
+
+
+def test_an_input_that_needs_no_work_is_not_the_result() -> None:
+    def kernel(x: np.ndarray) -> np.ndarray:
+        return x if x.flags.c_contiguous and (x >= 0).all() else np.abs(x)
+
+    report = judged(kernel, "abs", data="uniform", cases={"small": 6}, repeats=0)
+    assert {f.kind for f in report.findings} == {"alias"}, report
+
+
 def test_the_whole_range_can_be_demanded() -> None:
     """x·x overflows where the result does not; what the infinity makes of it may come out unless the contract says otherwise."""
     plain = lambda x, gamma, eps: x / np.sqrt((x * x).mean(axis=1, keepdims=True) + np.float32(eps)) * gamma

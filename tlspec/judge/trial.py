@@ -276,7 +276,8 @@ class Either(Expected):
             same = infinite & ((got == other) | (np.isnan(got) & np.isnan(other)) | is_open)
             found = np.where(same, reference, found)
         for is_open, ways in self.overflows[i : i + 1]:
-            near = [np.abs(got - value) <= tolerance for value, tolerance in ways]
+            with np.errstate(all="ignore"):
+                near = [np.abs(got - value) <= tolerance for value, tolerance in ways]
             found = np.where(is_open & np.any([infinite, *near], axis=0), reference, found)
         return found.astype(got.dtype)
 
