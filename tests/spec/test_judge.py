@@ -216,7 +216,7 @@ def test_a_wrong_kernel_fails_with_a_line_that_repeats_it(name: str) -> None:
     assert again.verdict == "fail", finding.repeat
 
 
-def _by_sample(x: np.ndarray, axis: int, dims: Any = None) -> np.ndarray:
+def _by_sample(x: np.ndarray, axis: int) -> np.ndarray:
     mean = x.mean(axis=axis)
     sample = np.moveaxis(x, axis, -1)[..., ::64]
     return np.where(
@@ -271,7 +271,7 @@ SELDOM: dict[str, tuple[str, Callable[..., Any]]] = {
     "small terms are dropped": (
         "softmax", lambda x: np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf)) / np.where(
             (e := np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf))) < np.exp(-16), 0, e).sum(axis=1, keepdims=True)),
-    "a sample stands for all": ("reduce_mean", lambda x, axis: _by_sample(x, axis)),
+    "a sample stands for all": ("reduce_mean", _by_sample),
     "rows that begin and end alike are one": ("linear", _by_the_row_before),
     "running sums are subtracted": ("avg_pool", _by_running_sums),
     "tiles of zeros are passed over": ("matmul", _without_tiles_of_zeros),
@@ -297,6 +297,8 @@ def test_what_draws_seldom_have_is_tried(name: str) -> None:
 
     report = check(functools.wraps(kernel)(quiet), op, fail_fast=True, sensitive=False, repeats=0)
     assert {f.kind for f in report.findings} <= {"value", "stale"} and not report.ok, report
+    address = report.findings[0].repeat.split("case=")[1].strip(")'\"")
+    assert fails(functools.wraps(kernel)(quiet), op, sensitive=False, case=address), report.findings[0]
 
 
 def test_what_a_kernel_does_not_support_is_no_failure() -> None:
@@ -569,21 +571,9 @@ def test_the_command(
 def test_a_line_of_the_command_repeats_a_named_reference(tmp_path: Path) -> None:
     source = "def twice(x):\n    return x + x\ndef wrong(x):\n    return x + x + x\n"
     (tmp_path / "pair.py").write_text(source)
-    kept = ["--json", str(tmp_path / "r.json")]
-    assert (
-        main(
-            [
-                "check",
-                f"{tmp_path}/pair.py:wrong",
-                "--reference",
-                f"{tmp_path}/pair.py:twice",
-                "--inputs",
-                "x[n]",
-                *kept,
-            ]
-        )
-        == 1
-    )
+    wrong, meant = (f"{tmp_path}/pair.py:{name}" for name in ("wrong", "twice"))
+    command = ["check", wrong, "--reference", meant, "--inputs", "x[n]", "--json", str(tmp_path / "r.json")]
+    assert main(command) == 1
     (first, *_) = json.loads((tmp_path / "r.json").read_text())["findings"]
     again = eval(first["repeat"], {"tlspec": tlspec})
     assert not again.ok and again.op == "twice"

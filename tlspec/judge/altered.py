@@ -77,28 +77,20 @@ def negative(case: Case) -> Case:
 def outdone(case: Case) -> Case:
     """One number along the longest axis so far above the others that each of them counts little and all together do not."""
 
-    def change(name: str, x: np.ndarray) -> np.ndarray:
-        made = np.array(x, order="C")
-        if x.size and x.ndim:
-            axis = int(np.argmax(x.shape))
-            most = np.max(np.abs(x), axis=axis, where=np.isfinite(x), initial=0.0) + np.log(x.shape[axis]) + 6
-            made[(slice(None),) * axis + (x.shape[axis] * 2 // 3,)] = most
-        return made
+    def change(x: np.ndarray) -> None:
+        most = np.max(np.abs(x), axis=0, where=np.isfinite(x), initial=0.0)
+        x[len(x) * 2 // 3] = most + np.log(len(x)) + 6
 
-    return _mapped(case, change)
+    return _along_the_longest(case, change)
 
 
 def steep(case: Case) -> Case:
     """The first half of each array's longest axis is far larger: differences of running sums lose the rest."""
 
-    def change(name: str, x: np.ndarray) -> np.ndarray:
-        made = np.array(x, order="C")
-        if x.size and x.ndim:
-            axis = int(np.argmax(x.shape))
-            made[(slice(None),) * axis + (slice(x.shape[axis] // 2),)] *= STEEP
-        return made
+    def change(x: np.ndarray) -> None:
+        x[: len(x) // 2] *= STEEP
 
-    return _mapped(case, change)
+    return _along_the_longest(case, change)
 
 
 def sparse(case: Case) -> Case:
@@ -143,14 +135,10 @@ def late(case: Case) -> Case:
 def masked(case: Case) -> Case:
     """-inf in the first half of each array's longest axis: whole tiles of it beside tiles without, as a mask leaves them."""
 
-    def change(name: str, x: np.ndarray) -> np.ndarray:
-        made = np.array(x, order="C")
-        if x.size and x.ndim:
-            axis = int(np.argmax(x.shape))
-            made[(slice(None),) * axis + (slice(x.shape[axis] // 2),)] = -np.inf
-        return made
+    def change(x: np.ndarray) -> None:
+        x[: len(x) // 2] = -np.inf
 
-    return _mapped(case, change)
+    return _along_the_longest(case, change)
 
 
 def expanded(case: Case) -> Case:
@@ -311,16 +299,11 @@ def shared(case: Case) -> Case | None:
 
 
 def is_same(a: Case, b: Case) -> bool:
-    """Whether cases have the same parameters and numbers, each array one of its own."""
-    pairs = (
-        (x, y)
-        for f, g in ((a.inputs, b.inputs), (a.cotangents, b.cotangents))
-        for x, y in zip(f.values(), g.values(), strict=True)
-    )
-    alone = len({id(x) for x in a.inputs.values()}) == len({id(x) for x in b.inputs.values()})
-    return (
-        alone and a.values == b.values and a.inputs.keys() == b.inputs.keys() and all(_is_same(*pair) for pair in pairs)
-    )
+    """Whether cases have the same parameters and numbers, and as many arrays."""
+    arrays, others = ({**c.inputs, **c.cotangents} for c in (a, b))
+    if a.values != b.values or len({*map(id, arrays.values())}) != len({*map(id, others.values())}):
+        return False
+    return all(_is_same(x, others[n]) for n, x in arrays.items())
 
 
 def _is_same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
@@ -358,6 +341,18 @@ def _multiplied(case: Case, name: str, factor: float) -> Case:
         return made
 
     return _mapped(case, change)
+
+
+def _along_the_longest(case: Case, change: Callable[[np.ndarray], None]) -> Case:
+    """The case after a change of each array in place, which is seen with its longest axis first."""
+
+    def changed(_: str, x: np.ndarray) -> np.ndarray:
+        made = np.array(x, order="C")
+        if x.size and x.ndim:
+            change(np.moveaxis(made, int(np.argmax(x.shape)), 0))
+        return made
+
+    return _mapped(case, changed)
 
 
 def _mapped(case: Case, change: Callable[[str, np.ndarray], np.ndarray]) -> Case:

@@ -21,7 +21,7 @@ from tlspec.judge import altered, kept, repetition
 from tlspec.judge.apart import Apart, Ended, Here, TimedOut, ends_processes, kernel_of, prepare
 from tlspec.judge.arithmetic import MIXED, arithmetic
 from tlspec.judge.blocks import LARGE, elements_of
-from tlspec.judge.choice import drawn_cases, is_long, is_square, is_wide, path_cases, seldom_drawn, shaped_cases
+from tlspec.judge.choice import drawn_cases, far_kind, is_long, is_wide, path_cases, seldom_drawn, shaped_cases
 from tlspec.judge.contract import Contract, constrained, contract
 from tlspec.judge.formulas import further
 from tlspec.judge.kernel import MATRICES, Adapter, Kernel
@@ -539,8 +539,10 @@ def check(
             chosen = case_at(row, case.removesuffix(ENDING[layout]))
             if chosen.which == which:
                 judge.run(chosen, layout=layout)
-                if is_long(chosen):
+                if far_kind(chosen) is not None:
                     repetition.far_apart(judge, chosen, special=special, every=True)
+                if chosen.size in ("medium", "large"):
+                    repetition.stays(judge, chosen)
                 repetition.parameters(judge, chosen)
                 repetition.repeats(judge, chosen)
                 repetition.batches(judge, chosen)
@@ -570,9 +572,7 @@ def check(
             begun = time.perf_counter()
             others = library.mutable and terms.strided and each.size != SHAPE
             judge.run(each, layout=ways[i // 5 % len(ways)] if others and i % 5 == 4 else "")
-            if (is_long(each) or is_square(each)) and elements_of(each) <= LARGE:
-                longest = tuple(int(np.argmax(x.shape or 0)) for x in each.inputs.values() if x is not None)
-                kind = "square" if is_square(each) else longest
+            if (kind := far_kind(each)) is not None and elements_of(each) <= LARGE:
                 repetition.far_apart(judge, each, special=special, every=far[kind] < FAR)
                 far[kind] += 1
             if each.size in ("medium", "large"):

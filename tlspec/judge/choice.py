@@ -196,11 +196,14 @@ def is_long(case: Case, least: int = 2**10) -> bool:
     return case.size == "shrunk" and any(np.max(known[n], initial=0) > least for n in free_sizes(case.op) if n in known)
 
 
-def is_square(case: Case) -> bool:
-    """Whether a case that draws have seldom has lengths of whole tiles."""
+def far_kind(case: Case) -> Any:
+    """What the cases share of which one stands for all where numbers far apart count: the axes that are long, or lengths of whole
+    tiles; None for any other case."""
     known = lengths_of(case)
     lengths = {int(n) for name in free_sizes(case.op) for n in np.atleast_1d(known.get(name, SQUARE))}
-    return case.size == "shrunk" and SQUARE in lengths and lengths <= {SQUARE, 3}
+    if case.size == "shrunk" and SQUARE in lengths and lengths <= {SQUARE, 3}:
+        return "square"
+    return tuple(int(np.argmax(x.shape or 0)) for x in case.inputs.values() if x is not None) if is_long(case) else None
 
 
 def is_wide(case: Case) -> bool:

@@ -210,12 +210,12 @@ def _is_stale(check: Judge, first: Bits, case: Case, *, parameters: bool) -> boo
 def far_apart(check: Judge, case: Case, *, special: bool, every: bool) -> None:
     """A long case with equal numbers, far apart, and with tiles of -inf where special numbers are wanted and the row has them;
     with `every` also with what else of long arrays is seen where all of it counts. Of special numbers zeros beside them."""
-    infinite = special and "special" in data_classes(check.op, check.which) and not check.op.signature.elementwise
-    changes = {said: f for said, f in LONG.items() if every or said == TIES} | (
-        {MASKED: altered.masked} if infinite else {}
-    )
     if case.data == "special":
         changes = {f"zeros alone in {name}": partial(altered.zeroed, name=name) for name in _arrays_of(case)}
+    else:
+        changes = dict(LONG) if every else {TIES: LONG[TIES]}
+        if special and "special" in data_classes(check.op, check.which) and not check.op.signature.elementwise:
+            changes[MASKED] = altered.masked
     for said, change in changes.items():
         _altered(check, case, said, kept.derived(case, said, partial(change, case)))
 
