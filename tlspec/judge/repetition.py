@@ -210,6 +210,7 @@ def _is_stale(check: Judge, first: Bits, case: Case, *, parameters: bool) -> boo
 def far_apart(check: Judge, case: Case, *, special: bool, every: bool) -> None:
     """A long case with equal numbers, far apart, and with tiles of -inf where special numbers are wanted and the row has them;
     with `every` also with what else of long arrays is seen where all of it counts. Of special numbers zeros beside them."""
+    changes: dict[str, Callable[[Case], Case]]
     if case.data == "special":
         changes = {f"zeros alone in {name}": partial(altered.zeroed, name=name) for name in _arrays_of(case)}
     else:
