@@ -87,7 +87,11 @@ HELD = """if True:
     ids=["a leak", "a bound in bytes", "plans kept", "a plan kept", "roots alone"],
 )
 def test_host_memory_of_plans(python, code, least, most):
-    done = python(f"{HELD}\n    {code}\n    before = held()\n    run()\n    print(held() - before)\n")
+    rounds = 3 if least < 0 else 1  # a leak is in each; threads get memory of their own at some time
+    measure = (
+        f"def grown(before): run(); return held() - before\n    print(min(grown(held()) for _ in range({rounds})))"
+    )
+    done = python(f"{HELD}\n    {code}\n    {measure}\n")
     assert done.returncode == 0, done.stderr
     assert least <= int(done.stdout) <= most
 

@@ -118,10 +118,12 @@ class Copy:
 
     def run(self, *command: str, status: int = 0, **environment: str) -> str:
         """Runs a command in the copy, which must end with this status; what it prints."""
-        inherited = {k: v for k, v in os.environ.items() if k not in ("TORCHLEAN_CUDA_LIBRARY", "OPS")}
+        inherited = {
+            k: v for k, v in os.environ.items() if k not in ("TORCHLEAN_CUDA_LIBRARY", "OPS", "PYTHONDONTWRITEBYTECODE")
+        }
         done = subprocess.run(
             command, cwd=self.folder,
-            env={**inherited, "PYTHONPATH": python_path(self.folder), "PYTHONDONTWRITEBYTECODE": "1", **environment},
+            env={**inherited, "PYTHONPATH": python_path(self.folder), **environment},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == status, f"{' '.join(command)}:\n{(done.stdout + done.stderr)[-4000:]}"

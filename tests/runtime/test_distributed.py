@@ -21,7 +21,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 
 import tlrt
 from tests.runtime import distributed_program
-from tests.runtime.rank_processes import MPIRUN, WRONG, fail, run, weights, weights_alone
+from tests.runtime.rank_processes import MPIRUN, TIMEOUT, WRONG, fail, run, weights, weights_alone
 from tests.runtime.thread_group import run_ranks
 from tlrt import checkpoint, distributed, errors, optim
 from tlrt.distributed import buckets, launch, tree
@@ -414,7 +414,7 @@ def test_a_rank_without_the_first_one_says_so(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun")
 @pytest.mark.parametrize("fault", ["error", "silent"])
 def test_mpi_ends_all_ranks(fault: str) -> None:
-    found = run("mpirun", 2, "--fault", fault, "--timeout", "2")
+    found = run("mpirun", 2, "--fault", fault, "--timeout", str(TIMEOUT))
     assert found.returncode != 0 and WRONG[fault] in found.stdout + found.stderr
 
 
