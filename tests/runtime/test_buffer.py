@@ -127,6 +127,13 @@ def test_values_beyond_float32_become_infinities(dev):
     assert dev.buffer([1e300, -1e300, 1]).numpy().tolist() == [np.inf, -np.inf, 1]
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint64])
+def test_many_numbers_of_other_types(dev, dtype):
+    """They are converted in pieces."""
+    x = np.arange(2**21 + 3).astype(dtype)
+    assert (dev.buffer(x).numpy() == x.astype(np.float32)).all()
+
+
 def test_too_many_elements(dev):
     with pytest.raises(OverflowError, match=r"from_numpy: array: got 4294967296 elements, expected fewer than 2\*\*32"):
         dev.buffer(np.broadcast_to(np.float32(0), 2**32))

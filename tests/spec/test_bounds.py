@@ -68,7 +68,15 @@ def column_tree(rows: int) -> Path:
     return column[0]
 
 
-@pytest.mark.parametrize(("build", "height"), [(row_tree, bounds.tree_height), (column_tree, bounds.column_height)])
+def added_to(hits: int) -> Path:
+    """The longest path of the column tree over the hits of an element, and to the element."""
+    return add(column_tree(hits), (hits,))
+
+
+@pytest.mark.parametrize(("build", "height"), [
+    (row_tree, bounds.tree_height), (column_tree, bounds.column_height),
+    (added_to, lambda n: int(bounds.scatter_height(np.array([0, n]))[1])),
+])  # fmt: skip
 @pytest.mark.parametrize("n", SIZES)
 def test_heights_are_those_of_the_trees(n: int, build: Callable[[int], Path], height: Callable[[int], int]) -> None:
     additions = len(build(n)) - 1

@@ -116,6 +116,17 @@ def test_half_of_the_integers_lie_next_to_boundaries_and_limits() -> None:
 
 
 @pytest.mark.every_choice
+@pytest.mark.parametrize("edges", [(), (32,), (32, 2048)], ids=str)
+def test_indices_are_rows_unless_they_are_to_lie_outside(edges: tuple[int, ...]) -> None:
+    for rows in (1, 2, 31, 32, 33, 63, 64, 65, 2048, 4096, 5000):
+        found = np.concatenate(drawn(lambda d, rows=rows: d.indices(20, rows), edges=edges))
+        near = {m + e for b in edges for m in range(b, rows + 1, b) for e in (-1, 0, 1) if b * 64 >= m and m + e < rows}
+        assert {0, rows - 1} | near <= set(found.tolist()) and found.max() < rows
+        outside = np.concatenate(drawn(lambda d, rows=rows: d.indices(20, rows, outside=True), edges=edges))
+        assert {rows, 2**32 - 1} == set(outside[outside >= rows].tolist())
+
+
+@pytest.mark.every_choice
 def test_doubles() -> None:
     x = {data: double(generator("double"), (4, 5000), data) for data in DATA}
     assert all(a.shape == (4, 5000) and a.dtype == np.float64 for a in x.values())

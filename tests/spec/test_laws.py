@@ -79,6 +79,23 @@ def test_law(law: Law, right: Op, wrong: Op) -> None:
     assert holds(law, right) and not holds(law, wrong)
 
 
+@pytest.mark.parametrize(("off", "right"), [(5.5, True), (6.5, False)])
+def test_two_results_are_equal_within_the_sum_of_their_tolerances(off: float, right: bool) -> None:
+    """Tolerances of 4 and 2, on either side of an equation."""
+
+    class Apart(laws.Spec):
+        def results(self, case: Case) -> list[np.ndarray]:
+            return [np.where(case.inputs["x"] < 0, off, 0.0)]
+
+        def tolerances(self, case: Case) -> list[np.ndarray]:
+            return [np.where(case.inputs["x"] < 0, 4.0, 2.0)]
+
+    for function in (lambda f, x: [(f(), f({"x": -x}))], lambda f, x: [(f({"x": -x}), f())]):
+        law = laws.equation("f(x) = f(-x)", function, exact=False)
+        case = draw_case(toy(ONE, np.abs, law), 1, "normal", "small")
+        assert (laws.check(law, Apart(), case)[0] <= 1) == right
+
+
 def test_arrays_of_other_shapes_are_never_equal() -> None:
     found = Claim(np.ones(2), np.ones((2, 1)), 1.0).worst()
     assert found == (np.inf, "shapes (2,) and (2, 1)")

@@ -77,23 +77,21 @@ def experts_without_weights(x: np.ndarray, w: np.ndarray, weight: np.ndarray, ex
 
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: int) -> np.ndarray:
-    """A running maximum over blocks of 5 keys."""
+    """A running maximum over blocks of keys."""
     rows, heads, _ = q.shape
-    out = np.zeros(q.shape, F32)
-    for h in range(heads):
-        at = h // (heads // k.shape[1])
-        top, total, sums = np.full(rows, -np.inf, F32), np.zeros(rows, F32), np.zeros(q[:, 0].shape, F32)
-        for start in range(0, len(k), 5):
-            scores = (q[:, h] @ k[start : start + 5, at].T) * F32(scale)
-            if causal:
-                later = np.arange(start, start + scores.shape[1])[None] > np.arange(rows)[:, None] + len(k) - rows
-                scores = np.where(later, F32(-np.inf), scores)
-            new = np.maximum(top, scores.max(axis=1))
-            shift = np.where(np.isfinite(new), new, 0)
-            e, old = np.exp(scores - shift[:, None]), np.exp(top - shift)
-            total, sums, top = total * old + e.sum(axis=1), sums * old[:, None] + e @ v[start : start + 5, at], new
-        out[:, h] = sums / total[:, None]
-    return out
+    q, k, v = (x.transpose(1, 0, 2).repeat(heads // x.shape[1], axis=0) for x in (q, k, v))
+    top, total, sums = np.full((heads, rows, 1), -np.inf, F32), np.zeros((heads, rows, 1), F32), np.zeros(q.shape, F32)
+    step = max(5, k.shape[1] // 8)
+    for block in (slice(start, start + step) for start in range(0, k.shape[1], step)):
+        scores = (q @ k[:, block].swapaxes(1, 2)) * F32(scale)
+        if causal:
+            later = np.arange(k.shape[1])[block] > np.arange(rows)[:, None] + k.shape[1] - rows
+            scores = np.where(later, F32(-np.inf), scores)
+        new = np.maximum(top, scores.max(axis=2, keepdims=True))
+        shift = np.where(np.isfinite(new), new, 0)
+        e, old = np.exp(scores - shift), np.exp(top - shift)
+        total, sums, top = total * old + e.sum(axis=2, keepdims=True), sums * old + e @ v[:, block], new
+    return (sums / total).transpose(1, 0, 2)
 
 
 def varlen(q: np.ndarray, k: np.ndarray, v: np.ndarray, bounds: np.ndarray, causal: int, scale: float) -> np.ndarray:

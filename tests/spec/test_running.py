@@ -95,10 +95,10 @@ def test_float32_arithmetic_stays_within_the_errors(name: str) -> None:
 
 #: values of keywords of NumPy's functions
 KEYWORDS: dict[str, list[Any]] = {
-    "axis": [None, 0, -1, (0, 1)], "keepdims": [True], "dtype": [np.float64], "initial": [2.0], "ddof": [1], "correction": [1],
-    "ord": [0, 1, 2, 3, np.inf, -np.inf, "fro"], "norm": ["ortho", "forward"], "n": [3, 9], "k": [-1, 1], "shift": [1],
-    "axes": [(0, 1)], "a_min": [-0.5], "a_max": [0.5], "min": [-0.5], "max": [0.5], "repeats": [2], "indices": [[1, 0]],
-    "offset": [1], "mode": ["constant", "edge"], "pad_width": [1],
+    "axis": [None, 0, -1, (0, 1)], "keepdims": [True], "dtype": [np.float64], "initial": [2.0, 0.0], "ddof": [1],
+    "correction": [1], "ord": [0, 1, 2, 3, np.inf, -np.inf, "fro"], "norm": ["ortho", "forward"], "n": [3, 9],
+    "k": [-1, 1], "shift": [1], "axes": [(0, 1)], "a_min": [-0.5, 0], "a_max": [0.5, 0], "min": [-0.5, 0], "max": [0.5, 0],
+    "repeats": [2], "indices": [[1, 0]], "offset": [1], "mode": ["constant", "edge"], "pad_width": [1],
     "where": [np.arange(15).reshape(3, 5) % 4 > 0],
 }  # fmt: skip
 
