@@ -467,6 +467,7 @@ CALLS: dict[str, list[Call]] = {
         *one("tile", lambda x: np.tile(x, (2, 1, 3)), shape=(2, 3), reps=(2, 1, 3)),
         *one("tile", lambda x: np.tile(x, 2), shape=(4, 2, 3), reps=2),
         *one("tile", lambda x: x, shape=(2, 3), reps=()),
+        *one("tile", lambda x: np.tile(x, (2, 1, 3, 2, 2, 2)), shape=(2, 3, 1, 2, 1), reps=(2, 1, 3, 2, 2, 2)),
     ],
     "repeat": one("repeat", lambda x: np.repeat(x, 3, 1), shape=(2, 3, 2), times=3, axis=1),
     "index": [

@@ -14,6 +14,9 @@ from tlrt._operations.plan import Shape
 from tlrt._operations.shape import ShapeOperations
 from tlrt.errors import ArgumentError, ArgumentTypeError, IndexOutOfRangeError, ShapeError, refusal
 
+#: axes that an operation of the C library takes
+RANK = 8
+
 
 class SliceOperations(ShapeOperations[Ref]):
     """Concatenation, padding, slices and the like."""
@@ -428,6 +431,12 @@ class SliceOperations(ShapeOperations[Ref]):
 
     def _repeated(self, op: str, x: Ref, sizes: Shape, new: list[tuple[int, bool, int]]) -> Ref:
         """x, seen as `sizes`, with new axes (beside axis k, after it, of a size) that are then folded into axis k."""
+        if len(sizes) + len(new) > RANK:  # one after the other, with the axes before and after it as one each
+            for k, after, count in new:
+                seen = math.prod(sizes[:k]), sizes[k], math.prod(sizes[k + 1 :])
+                x = self._repeated(op, x, seen, [(1, after, count)])
+                sizes = (*sizes[:k], sizes[k] * count, *sizes[k + 1 :])
+            return self._view(x, sizes, op)
         folded = list(sizes)
         spread, axis_map = list(sizes), list(range(1, len(sizes) + 1))
         for k, after, count in reversed(new):
