@@ -667,7 +667,7 @@ class Optimizer(Uncopied):
         ShapeError
             For a state that is missing or of another shape or type.
         """
-        kind = type(self).__name__
+        kind, settings = type(self).__name__, self._regrouped(settings)
         if settings.get("type") != kind:
             raise refusal(ArgumentError, "load_state", "type", f"{settings.get('type')!r}", f"{kind!r}")
         names = [p.name for p in self.parameters]
@@ -697,6 +697,28 @@ class Optimizer(Uncopied):
                 if found is None or found.shape != p.shape or found.dtype != wanted:
                     got = "nothing" if found is None else f"{found.dtype} of shape {found.shape}"
                     raise refusal(ShapeError, "load_state", f"{slot}/{p.name}", got, f"{wanted} of shape {p.shape}")
+
+    def _regrouped(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The settings in the groups and the order of this optimiser, where parameters of a group have equal ones."""
+        groups, names = settings.get("groups"), settings.get("parameters")
+        own = [p.name for p in self.parameters]
+        if not (
+            isinstance(names, list) and set(own) == {n for n in names if isinstance(n, str)} and len(own) == len(names)
+        ):
+            return settings
+        if not self.groups or not isinstance(groups, list) or not all(isinstance(g, Mapping) for g in groups):
+            return settings if self.groups or groups else {**settings, "parameters": own}
+        of: dict[str, Mapping[str, Any]] = {}
+        for group in groups:
+            of.update({n: {**group, "parameters": []} for n in group.get("parameters") or () if isinstance(n, str)})
+        wanted = [[p.name for p in group.parameters] for group in self.groups]
+        if set(of) != set(own) or any(not m or any(of[n] != of[m[0]] for n in m) for m in wanted):
+            return settings
+        return {
+            **settings,
+            "parameters": own,
+            "groups": [{**of[members[0]], "parameters": members} for members in wanted],
+        }
 
     def load_state(self, settings: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Takes over what :meth:`state` gave, hyperparameters included; nothing changes where it does not fit.
@@ -738,6 +760,7 @@ class Optimizer(Uncopied):
         """The changes of :meth:`load_state`, all of them or none. The caller releases the states of before."""
         self._require_open("load_state")
         self.session._require_uncaptured("load_state")
+        settings = self._regrouped(settings)
         self.check_state(settings, arrays)
         device = self.session.device
         parts = zip(self.groups, settings.get("groups", []), strict=True)

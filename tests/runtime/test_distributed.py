@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
@@ -169,6 +169,64 @@ def test_a_group_of_parameters_counts_its_steps_on_all_ranks_alike(tmp_path: Pat
     assert run_ranks(2, train) == [alone, alone]
     assert len({(tmp_path / name).read_bytes() for name in ("of 1", "of 2", "whole")}) == 1
     assert run_ranks(2, lambda group: train(group, load=True)) == [([[4, 2]], alone[1])] * 2
+
+
+@pytest.mark.parametrize("groups", [
+    [{"params": "a"}, {"params": "b"}, {"params": "cd"}], [{"params": "ca"}, {"params": "db", "weight_decay": 0.0}],
+    [{"params": "cb", "weight_decay": 0.0}, {"params": "ad", "weight_decay": 0.0}], "dbca",
+], ids=str)  # fmt: skip
+def test_an_optimiser_of_all_parameters_loads_the_file_of_all_ranks(groups: Any, tmp_path: Path) -> None:
+    """Its groups may have equal hyperparameters, and parameters may stand in any order."""
+
+    def begin() -> tuple[tlrt.Session, Callable[..., optim.Optimizer]]:
+        s = tlrt.Session("cpu", math="reproducible")
+        ws = {name: s.param([1.0, 2.0], name) for name in "abcd"}
+
+        def make(own: Sequence[tlrt.Parameter]) -> optim.Optimizer:
+            chosen = [
+                {**g, "params": [ws[n] for n in g["params"] if ws[n] in own]} for g in groups if isinstance(g, dict)
+            ]
+            return optim.AdamW([g for g in chosen if g["params"]] or [ws[n] for n in groups if ws[n] in own], lr=0.5)
+
+        return s, make
+
+    def step(s: tlrt.Session) -> tlrt.TensorRef:
+        return reduce(s.add, [s.sum(s.square(s.parameters[n])) for n in "abcd"])
+
+    def train(group: distributed.Group) -> list[list[float]]:
+        s, make = begin()
+        with s:
+            training = distributed.DataParallel(s, make, group, shards=2)
+            training.step(lambda _: step(s))
+            training.save(tmp_path / "file")
+            training.step(lambda _: step(s))
+            return [w.value.tolist() for w in s.parameters()]
+
+    after, _ = run_ranks(2, train)
+    s, make = begin()
+    with s:
+        adam = make(s.parameters())
+        assert checkpoint.load(tmp_path / "file", s, adam) == {"shards": 2} and adam.steps == 1
+        s.backward(step(s))
+        adam.step()
+        assert [w.value.tolist() for w in s.parameters()] == after
+
+
+def test_a_group_that_one_rank_changes_is_refused() -> None:
+    def work(group: distributed.Group) -> str:
+        with tlrt.Session("cpu", math="reproducible") as s:
+            ws = [s.param([1.0, 2.0], name) for name in "abcd"]
+            training = distributed.DataParallel(
+                s, lambda own: optim.SGD([{"params": own[:1]}, {"params": own[1:], "lr": 0.25}]), group, shards=2
+            )
+            training.step(lambda _: s.sum(s.square(ws[0])))
+            training.optimizer.groups[1].lr += group.rank
+            with pytest.raises(distributed.GroupError) as found:
+                training.step(lambda _: s.sum(s.square(ws[0])))
+            return str(found.value)
+
+    said = "DataParallel.step: optimizer: group of c: got SGD {'lr': 1.25"
+    assert all(text.startswith(said) and "expected SGD {'lr': 0.25" in text for text in run_ranks(2, work))
 
 
 def test_the_norm_of_all_gradients_is_added_in_float64() -> None:

@@ -191,7 +191,7 @@ class DataParallel:
         })  # fmt: skip
 
     def _settings(self) -> str:
-        return f"{type(self.optimizer).__name__} {self.optimizer._settings()}"
+        return _text(self.optimizer)
 
     def _members(self) -> list[tuple[Optimizer, set[str]]]:
         """The groups of this rank's optimiser, each with the names of its parameters on all ranks: groups of the same
@@ -286,12 +286,17 @@ class DataParallel:
         self, losses: list[float], inputs: list[int], reached: list[str], norms: list[float]
     ) -> tuple[float, set[str], float]:
         """The mean of all losses, the names of the parameters that one of them reaches, and the norm of all gradients."""
-        every = self.group.gather([losses, inputs, reached, norms, self._settings(), self._moving])
-        for place, what in ((4, "optimizer"), (5, "statistics")):
-            for rank, found in enumerate(every):
-                if found[place] != every[0][place]:
-                    got, expected = f"{found[place]} on rank {rank}", f"{every[0][place]}, as on rank 0"
-                    raise refusal(GroupError, "DataParallel.step", what, got, expected)
+        # by what each is of: a group by its first parameter
+        said = {"optimizer": self._settings(), "statistics": self._moving}
+        said.update({f"optimizer: group of {min(names)}": _text(part) for part, names in self._groups if names})
+        every = self.group.gather([losses, inputs, reached, norms, said])
+        known: dict[str, tuple[int, Any]] = {}
+        for rank, (*_, found) in enumerate(every):
+            for what, value in found.items():
+                first, expected = known.setdefault(what, (rank, value))
+                if value != expected:
+                    got = f"{value} on rank {rank}"
+                    raise refusal(GroupError, "DataParallel.step", what, got, f"{expected}, as on rank {first}")
         shapes = [x for _, given, *_ in every for x in given]
         if len(set(shapes)) > 1:
             shard = next(i for i, x in enumerate(shapes) if x != shapes[0])
@@ -588,10 +593,14 @@ def _joined(settings: Sequence[Mapping[str, Any]], order: Mapping[str, int]) -> 
 
 def _restricted(settings: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
     """The settings of this optimiser, which has some of the parameters."""
-    saved = set(settings.get("parameters", []))
-    part = {**settings, "parameters": [p.name for p in optimizer.parameters if p.name in saved]}
-    if optimizer.groups and isinstance(groups := settings.get("groups"), list):
-        first = [g.parameters[0].name for g in optimizer.groups]
-        found: list[Any] = [next((g for g in groups if name in g.get("parameters", [])), {}) for name in first]
-        part["groups"] = [_restricted(g, own) for g, own in zip(found, optimizer.groups, strict=True)]
+    own, part = {p.name for p in optimizer.parameters}, dict(settings)
+    if isinstance(names := part.get("parameters"), list):
+        part["parameters"] = [n for n in names if n in own]
+    if isinstance(groups := part.get("groups"), list):
+        parts = [_restricted(g, optimizer) for g in groups if isinstance(g, Mapping)]
+        part["groups"] = [g for g in parts if g.get("parameters")]
     return part
+
+
+def _text(optimizer: Optimizer) -> str:
+    return f"{type(optimizer).__name__} {optimizer._settings()}"
