@@ -329,6 +329,16 @@ def test_arguments_of_other_floats(dev: tlrt.Device, kind: Any) -> None:
         assert w.value.dtype == np.float32 and np.array_equal(w.numpy(), later.astype(np.float32))
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_an_argument_may_be_one_array_that_is_filled_again(dev: tlrt.Device, kind: Any) -> None:
+    batch = np.zeros((3, 2), kind)
+    with Session(dev) as s:
+        step = s.capture(lambda x: s.scale(s.input(x), 2.0), batch)
+        for number in (5.0, 7.0, 7.0, -1.0):
+            batch[:] = number
+            assert (step(batch).numpy() == 2 * number).all()
+
+
 def test_arguments_that_lie_in_any_way(dev: tlrt.Device) -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     with tlrt.Session(dev) as s:

@@ -24,7 +24,7 @@ from tests.runtime import distributed_program
 from tests.runtime.rank_processes import MPIRUN, TIMEOUT, WRONG, fail, run, weights, weights_alone
 from tests.runtime.thread_group import run_ranks
 from tlrt import checkpoint, distributed, errors, optim
-from tlrt.distributed import buckets, launch, tree
+from tlrt.distributed import buckets, environment, launch, tree
 from tlrt.distributed.environment import MPI, SOCKETS
 from tlrt.distributed.sockets import SocketGroup
 
@@ -514,6 +514,20 @@ def test_join_without_an_environment_is_a_group_of_one(monkeypatch: pytest.Monke
     monkeypatch.setenv("RANK", "x")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert_raises_regex(errors.ArgumentError, "RANK='x'", distributed.join)
+
+
+@pytest.mark.parametrize(("rank", "size", "local"), [*MPI, *SOCKETS])
+def test_a_rank_without_a_place_on_its_machine_has_that_of_all(
+    rank: str, size: str, local: str, monkeypatch: Any
+) -> None:
+    for name in (n for names in (*MPI, *SOCKETS) for n in names):
+        monkeypatch.delenv(name, raising=False)
+    assert environment._from_environment([(rank, size, local)]) is None
+    monkeypatch.setenv(rank, "5")
+    monkeypatch.setenv(size, "8")
+    assert environment._from_environment([(rank, size, local)]) == (5, 8, 5)
+    monkeypatch.setenv(local, "1")
+    assert environment._from_environment([(rank, size, local)]) == (5, 8, 1)
 
 
 def test_of_several_failures_a_signal_is_told_first(capfd: pytest.CaptureFixture[str]) -> None:

@@ -311,11 +311,14 @@ def test_adaptive_pools_and_upsampling(s, spatial):
     assert_raises_regex(errors.ArgumentError, "Upsample: factor: got 0", nn.Upsample, 0)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 6])
-def test_convolutions_of_groups_by_their_layers(s, groups):
+@pytest.mark.parametrize(("groups", "dilation", "sides"), [
+    (1, 2, [(2, 2), (1, 1)]), (2, 2, [(2, 2), (1, 1)]), (6, 2, [(2, 2), (1, 1)]), (2, 1, [(1, 1), (0, 1)]),
+    (1, 3, [(3, 3), (1, 2)]),
+])  # fmt: skip
+def test_convolutions_of_groups_by_their_layers(s, groups, dilation, sides):
     """Each group is a convolution of its own, without a bias where there is none."""
     x = s.const(normals(2, 6, 7, 8))
-    conv = nn.Conv(s, 6, 12, (3, 2), name=f"c{groups}", groups=groups, dilation=2, padding="same", bias=False)
+    conv = nn.Conv(s, 6, 12, (3, 2), name=f"c{groups}", groups=groups, dilation=dilation, padding="same", bias=False)
     up = nn.ConvTranspose(s, 6, 12, 3, name=f"u{groups}", groups=groups, stride=2, padding=1, output_padding=1)
     assert conv(x).shape == (2, 12, 7, 8) and conv.bias is None and len(conv.parameters()) == 1
     assert up(x).shape == (2, 12, 14, 16) and s.shape(up.weight) == (6, 12 // groups, 3, 3)
@@ -325,7 +328,7 @@ def test_convolutions_of_groups_by_their_layers(s, groups):
     for i in range(groups):
         mine = x[:, i * part : (i + 1) * part]
         w, w_up = conv.weight.value[i * rows : (i + 1) * rows], up.weight.value[i * part : (i + 1) * part]
-        alone = s.conv2d(s.const(w), None, mine, 1, [(2, 2), (1, 1)], dilation=2)
+        alone = s.conv2d(s.const(w), None, mine, 1, sides, dilation=dilation)
         np.testing.assert_array_equal(conv(x).numpy()[:, i * rows : (i + 1) * rows], alone.numpy())
         b = s.const(up.bias.value[i * rows : (i + 1) * rows])
         alone = s.conv_transpose2d(s.const(w_up), b, mine, 2, [(1, 0), (1, 0)])

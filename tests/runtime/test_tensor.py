@@ -29,6 +29,13 @@ def test_numbers_of_numpy_are_numbers(s, two):
             assert isinstance(got, tlrt.TensorRef) and got.requires_grad and got.numpy().tolist() == expected
 
 
+@pytest.mark.parametrize("power", [0, 1, 2, 2.0, 2.5, 2.999, 3, -1, -2, 0.5, np.float32(2.25), np.int64(2)], ids=repr)
+def test_powers_by_any_number(s, power):
+    x = np.array([0.25, 1.0, 4.0, 9.0])
+    for given in (s.input(x), s.param(x)):
+        np.testing.assert_allclose((given**power).numpy(), x**power, rtol=1e-6)
+
+
 def test_arrays_are_refused_not_absorbed(s):
     for x in (s.input([[1.0, 2.0]]), s.param([[1.0, 2.0]])):
         before = s.tape.size
