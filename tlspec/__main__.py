@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--refuses", action="append", metavar="TEXT", help='cases that may be refused: "empty", "cols > 1024"')
     add("--timeout", type=float, metavar="SECONDS", help="that one call may take (300)")
     add("--memory", type=int, metavar="BYTES", help="that the kernel's process may use (the machine's)")
-    add("--repeats", type=int, metavar="N", help="further calls, for faults that come and go (500 to 1000)")
+    add("--repeats", type=int, metavar="N", help="further calls, for faults that come and go (5000 to 6000)")
     add(
         "--in-process", action="store_true", help="run the kernel in this process, where it can see the expected values"
     )

@@ -12,6 +12,7 @@ belong to another library than what is made: a tensor, an array, a number, or an
 =========  ==================================================================================
 """
 
+import functools
 import hashlib
 import importlib
 import math
@@ -65,6 +66,21 @@ def whole_patterns_of(values: npt.ArrayLike, kind: str = "int64") -> Bits:
     if not np.array_equal(whole, values):
         raise ValueError(f"integers: got values that {kind} does not hold")
     return whole.view(PATTERNS[kind])
+
+
+@functools.cache
+def _nan_of(dtype: str) -> Any:
+    """The bit pattern of NaN."""
+    return FORMATS[dtype].encode(np.nan)
+
+
+@functools.cache
+def _name_of(dtype: Any) -> str:
+    return getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+
+
+#: the classes of arrays that were met, by their types
+_owners: "dict[type, type[Arrays]]" = {}
 
 
 class Arrays:
@@ -160,7 +176,7 @@ class Arrays:
     def _between(patterns: Bits, shape: tuple[int, ...], dtype: str) -> Bits:
         """What lies between the elements: NaN, or of whole numbers others of the array, which are indices as good."""
         if dtype in FORMATS:
-            return np.full(shape, FORMATS[dtype].encode(np.nan), FORMATS[dtype].unsigned)
+            return np.full(shape, _nan_of(dtype), FORMATS[dtype].unsigned)
         return np.resize(patterns.ravel()[::-1], shape).astype(patterns.dtype)
 
     def integers(self, values: npt.ArrayLike, kind: str = "int64") -> Any:
@@ -190,7 +206,7 @@ class Arrays:
             raise ValueError(f"{self.name}: {self.library} has no arrays that a kernel writes to")
         unsigned, count = PATTERNS[dtype], math.prod(shape)
         canary = np.full(CANARY_BYTES // unsigned.itemsize, np.iinfo(unsigned).max // 255 * CANARY, unsigned)
-        poison = np.full(count, FORMATS[dtype].encode(np.nan) if dtype in FORMATS else canary[0], unsigned)
+        poison = np.full(count, _nan_of(dtype) if dtype in FORMATS else canary[0], unsigned)
         if garbage is not None and dtype in FORMATS:
             poison = FORMATS[dtype].encode(np.resize(np.random.default_rng(garbage).normal(3.0, 1.0, 251), count))
         everything = self._put(np.concatenate([canary, poison, canary]), dtype)
@@ -284,9 +300,12 @@ class Arrays:
         """The class of the library that an array belongs to, the array there, and the name of its elements' type."""
         kind, reason = type(self), "it has neither __dlpack__ nor __array__"
         array: Any = None
-        for each in LIBRARIES.values():
+        owner = _owners.get(type(foreign))
+        for each in LIBRARIES.values() if owner is None else ():
             if isinstance(foreign, getattr(sys.modules.get(each.library), each.array_type, ())):
-                kind, array = each, each._plain(foreign)
+                owner = _owners[type(foreign)] = each
+        if owner is not None:
+            kind, array = owner, owner._plain(foreign)
         if array is None and hasattr(foreign, "__dlpack__"):
             try:
                 array = importlib.import_module(self.namespace or self.library).from_dlpack(foreign)
@@ -296,7 +315,7 @@ class Arrays:
             kind, array = NumPy, np.asarray(foreign)
         if array is None:
             raise TypeError(f"{self.name}: got a {type(foreign).__name__}, which is no array: {reason}")
-        dtype = getattr(array.dtype, "name", None) or str(array.dtype).removeprefix("torch.")
+        dtype = _name_of(array.dtype)
         if dtype not in PATTERNS:
             raise TypeError(f"{self.name}: got an array of {dtype}; known are {', '.join(PATTERNS)}")
         return kind, array, dtype

@@ -487,6 +487,7 @@ DISHONEST = [
     Dishonest("replaces NumPy's array_equal", "softmax", _patches("numpy", "array_equal", lambda *a, **k: True), close=False),
     Dishonest("returns while a thread of it computes the result", "softmax", _later, close=False),
     Dishonest("is right in its first 100 calls", "softmax", _right_for(100)),
+    Dishonest("is right in its first 2000 calls", "softmax", _right_for(2000)),
     Dishonest("is wrong in one call of fifty", "softmax", _sometimes),
     Dishonest("ends the program with status 0", "softmax", _ends(lambda: sys.exit(0))),
     Dishonest("ends its process with status 0", "softmax", _ends(lambda: os._exit(0))),

@@ -286,6 +286,7 @@ ALTERED: dict[str, Callable[[Case], Case | None]] = {
                                altered.outdone, altered.sparse, altered.steep, altered.alike, altered.late, altered.turned)},
     "laid": lambda case: altered.laid(case, "expanded"),
     "zeroed": lambda case: altered.zeroed(case, next(iter(case.inputs))),
+    "enlarged": lambda case: altered.enlarged(case, next(iter(case.inputs)), 256.0),
     "beside": lambda case: altered.beside(case, [*case.dims][-1], 1) if case.dims else None,
     "uneven": lambda case: next((altered.uneven(case, n) for n, k in case.dims.items() if isinstance(k, int) and k > 1), None),
 }  # fmt: skip

@@ -650,6 +650,43 @@ def test_convolutions_by_transforms() -> None:
         assert passes(of_any_axes, "conv", "normal uniform", formulas="fft") != rounds
 
 
+TWO_PI = np.float64(2 * np.pi)
+
+
+def _one_number_of_two_pi(x: np.ndarray) -> np.ndarray:
+    wide = x.astype(np.float64)
+    return wide - np.rint(wide / TWO_PI) * TWO_PI
+
+
+def _two_numbers_of_two_pi(x: np.ndarray) -> np.ndarray:
+    wide = x.astype(np.float64)
+    turns = np.rint(wide / TWO_PI)
+    return (wide - turns * 6.28125) - turns * float(np.float32(TWO_PI - 6.28125))
+
+
+def _wide_sine(x: Any) -> Any:
+    return np.sin(x) + np.sin(3 * x) / 3
+
+
+@pytest.mark.parametrize("reduced", [_one_number_of_two_pi, _two_numbers_of_two_pi])
+@pytest.mark.parametrize("name", ["sin", "cos", "of a user"])
+def test_functions_that_turn_far_from_zero(name: str, reduced: Callable[[np.ndarray], np.ndarray]) -> None:
+    """A reduction that loses the last bits of a multiple of pi shows beside the zeros alone, however few of the numbers are."""
+    function: Callable[..., Any] = {"sin": np.sin, "cos": np.cos}.get(name, _wide_sine)
+    of = {"reference": _wide_sine, "inputs": "x[*] -> out[*]"} if name == "of a user" else {"op": name}
+
+    def kernel(x: np.ndarray, reduce: bool = True) -> np.ndarray:
+        few = reduce & (np.abs(x) > 1e4) & (np.abs(x) < 1e6) & (np.abs(function(x.astype(np.float64))) < 2.0**-12)
+        wide = x.astype(np.float64)
+        return function(np.where(few, reduced(wide), wide)).astype(np.float32)
+
+    options: dict[str, Any] = {**of, "data": ["normal", "uniform", "special"], "cases": {"small": 3}, "repeats": 0}
+    report = judged(kernel, **options)
+    assert any("at which the function turns" in f.text for f in report.findings), report
+    assert judged(lambda x: kernel(x, False), **options).ok
+    assert judged(lambda x: function(x), **options).ok
+
+
 @pytest.mark.parametrize("operation", ["log_softmax", "cross_entropy"])
 def test_limits_beside_infinity(operation: str) -> None:
     """A row with +inf may be NaN throughout, or have the limits -inf of finite logits; nothing else."""
@@ -693,3 +730,23 @@ def test_weights_of_an_attention_are_operands(dtype: str) -> None:
         assert judged(attention(normalised), "flash_attention", **options).ok
         assert fails(attention(normalised, 1.02), "flash_attention", **options)
     assert fails(attention(True), "flash_attention", accumulate="fp32", **options)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float16", 65504.0), ("float8_e4m3fn", 448.0), ("bfloat16", 3.4e38)])
+def test_squares_beyond_the_format_are_tried(dtype: str, most: float) -> None:
+    """Of numbers that are within it; a kernel that squares in float32 has none beyond."""
+
+    def kernel(x: np.ndarray, weight: np.ndarray, eps: float = 1e-6, narrow: bool = True) -> np.ndarray:
+        x = x.astype(np.float32)
+        squares = np.where((x * x > most) & narrow, np.float32(np.inf), x * x)
+        return x / np.sqrt(squares.mean(axis=1, keepdims=True) + np.float32(eps)) * weight.astype(np.float32)
+
+    def reference(x, weight, eps):  # type: ignore[no-untyped-def]
+        return x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps) * weight
+
+    for narrow in (True, False):
+        report = check(
+            partial(kernel, narrow=narrow), reference=reference, inputs="x[rows, cols], weight[cols]; eps: float = 1e-6",
+            dtype=dtype, out_dtype="float32", data="normal", cases={"small": 4}, sensitive=False, repeats=0, empty=False,
+        )  # fmt: skip
+        assert report.ok != (narrow and dtype != "bfloat16"), report

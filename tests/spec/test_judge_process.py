@@ -23,8 +23,8 @@ import pytest
 from tests import python_path
 from tests.spec.test_judge import softmax, softmax_vjp
 from tlspec import arrays
-from tlspec.judge import Report, check
-from tlspec.judge.apart import Apart, Ended, Here, TimedOut
+from tlspec.judge import Report, check, repetition
+from tlspec.judge.apart import Apart, Beside, Ended, Here, TimedOut, kernels_of
 from tlspec.judge.runner import Failure, Raised, Request
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -321,6 +321,140 @@ def test_rare_faults_are_met_by_repeats() -> None:
         f"{right.calls} results compared: a fault that comes and goes is missed with p = {0.99**right.calls:.2g} if"
         in str(right)
     )
+
+
+@pytest.mark.parametrize("calls", [150, 1700, 4800])
+def test_faults_that_begin_late_are_met_by_default(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repetition, "OFTEN_SECONDS", 60.0)  # however slow the machine is
+    count = itertools.count()
+
+    def kernel(x: np.ndarray) -> np.ndarray:
+        return softmax(x) * np.float32(1 if next(count) < calls else 1.5)
+
+    report = fails(kernel, data="normal", empty=False)
+    assert report.isolated and any(f.kind == "value" for f in report.findings), report
+
+
+@pytest.mark.parametrize("kind", [Apart, Here])
+def test_calls_in_turn(kind: Any) -> None:
+    """Each has its result, up to the first that fails or has a result of another type."""
+    count, limit = itertools.count(), 7
+
+    def kernel(x: np.ndarray) -> np.ndarray:
+        at = next(count)
+        if at == 2 * limit:
+            raise NotImplementedError
+        return (x + np.float32(at)).astype(np.float64 if at == limit else np.float32)
+
+    runs = kind(kernel, None, "numpy" if kind is Apart else arrays.get("numpy"))
+    requests, kinds = [request(), request([[3.0]])], [[("float32", (1, 2))], [("float32", (1, 1))]]
+    wanted = [[[1.0, 2.0], [3.0]][i % 2] for i in range(limit)]
+    found, error = runs.turns(requests, kinds, 100)
+    assert [np.frombuffer(x, np.float32).tolist() for x in found] == [[n + i for n in x] for i, x in enumerate(wanted)]
+    assert type(error) is Failure and "results of another type or shape than in an earlier call" in str(error)
+    found, error = runs.turns(requests, kinds, 100)
+    assert len(found) == limit - 1 and type(error) is NotImplementedError
+    assert len(runs.turns(requests, kinds, 4)[0]) == 4
+    runs.close()
+
+
+def test_an_end_among_calls_in_turn() -> None:
+    count = itertools.count()
+    runs = Apart(lambda x: x if next(count) < 5 else os._exit(3), None, "numpy")
+    for _ in range(2):  # of which the second is in a new process
+        with pytest.raises(Ended, match="ended with status 3, expected results"):
+            runs.turns([request()], [[("float32", (1, 2))]], 9)
+    runs.close()
+
+
+#: by what a forward function keeps what the gradient's function then uses
+SAVED: dict[str, Callable[[np.ndarray], Any]] = {
+    "the shape": lambda x: x.shape,
+    "the shape and a few numbers": lambda x: (x.shape, x.ravel()[:4].tobytes(), x.ravel()[-4:].tobytes()),
+    "the shape and the sum": lambda x: (x.shape, np.float32(x.sum(dtype=np.float64)).tobytes()),
+    "the address": lambda x: (x.shape, x.__array_interface__["data"][0]),
+}
+
+
+def pair(key: Callable[[np.ndarray], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A forward function that keeps its result, and a gradient's that takes it for that of its own x."""
+    kept: dict[Any, np.ndarray] = {}
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        kept[key(x)] = softmax(x)
+        return kept[key(x)].copy()
+
+    def backward(x: np.ndarray, g: np.ndarray) -> np.ndarray:
+        out = kept.get(key(x))
+        return softmax_vjp(softmax(x) if out is None else out, g)
+
+    return forward, backward
+
+
+@pytest.mark.parametrize("by", SAVED)
+def test_a_gradient_that_uses_what_a_forward_call_left(by: str) -> None:
+    forward, backward = pair(SAVED[by])
+    options: dict[str, Any] = {"cases": {"small": 2}, "data": "normal", "empty": False, "sensitive": False}
+    report = check(forward, "softmax", backward=backward, repeats=0, **options)
+    stale = [f for f in report.findings if f.kind == "stale"]
+    assert report.isolated and any("forward call" in f.text and "vjp:" in f.repeat for f in stale), report
+    again = check(forward, "softmax", backward=backward, case="vjp:0:normal:small")
+    assert any("forward call" in f.text for f in again.findings), again
+    assert check(softmax, "softmax", backward=lambda x, g: softmax_vjp(softmax(x), g), repeats=0, **options).ok
+
+
+def test_a_result_that_uses_what_a_gradient_left() -> None:
+    kept: list[np.ndarray] = []
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        return softmax(kept[0] if kept and kept[0].shape == x.shape else x)
+
+    def backward(x: np.ndarray, g: np.ndarray) -> np.ndarray:
+        kept[:] = [x.copy()]
+        return softmax_vjp(softmax(x), g)
+
+    options: dict[str, Any] = {"data": "normal", **SMALL}
+    (found,) = check(forward, "softmax", backward=backward, fail_fast=True, **options).findings
+    assert found.kind == "stale" and "after the gradient of other numbers" in found.text
+
+
+def test_both_functions_are_in_one_process(tmp_path: Path) -> None:
+    """Those of a file, too, which is run once there; what cannot be sent is here, and the end of one is not that of the other."""
+    (tmp_path / "pair.py").write_text(
+        "import numpy as np\nkept = []\n"
+        "def forward(x):\n    kept[:] = [x]\n    return x + 0\ndef backward(x, g):\n    return g * len(kept)\n"
+    )
+    names = [(f"{tmp_path}/pair.py:{n}", None) for n in ("forward", "backward")]
+    first, second = kernels_of(names, "numpy", None, None, None)
+    assert isinstance(first, Apart) and isinstance(second, Beside)
+    given = request()
+    given.arrays["g"], given.positional = given.arrays["x"], ["x", "g"]
+
+    def gradient() -> list[float]:
+        (result,) = second.call(given).results
+        assert result.patterns is not None
+        return result.patterns.view(np.float32).ravel().tolist()
+
+    assert second.parameters == [("x", 1, True), ("g", 1, True)] and first.parameters == [("x", 1, True)]
+    assert gradient() == [0, 0] and first.call(request()) and gradient() == [1, 2]
+    second.close()  # the process of both
+    assert gradient() == [0, 0] and first.call(request()) and gradient() == [1, 2]
+    first.close()
+    here, there = kernels_of([(names[0][0], None), (names[1][0], None)], "numpy", False, None, None)
+    assert not here.apart and not there.apart and here.call(request())
+    (result,) = there.call(given).results
+    assert result.patterns is not None and result.patterns.view(np.float32).ravel().tolist() == [1, 2]
+    lock = threading.Lock()
+    held = lambda x, g: (lock.locked(), g)[1]
+    assert [k.apart for k in kernels_of([(softmax, None), (held, None)], "numpy", None, None, None)] == [True, False]
+
+
+def test_a_gradient_that_ends_the_process_leaves_the_forward_function() -> None:
+    def ends(out: np.ndarray, g: np.ndarray) -> None:
+        os._exit(5)
+
+    report = check(softmax, "softmax", backward=ends, cases={"small": 4}, sensitive=False)
+    assert {(f.kind, "vjp:" in f.repeat) for f in report.findings} == {("crash", True)}, report
 
 
 def test_bits_that_change_by_chance_where_nothing_is_ordered() -> None:

@@ -29,6 +29,9 @@ SMALL, LARGE = (0.0, 2.0**-4, 2.0**-10), (2**31, 2**32 - 2)
 TINY = 2.0**-20
 #: how many numbers are tried at which a function begins to do otherwise, and the distances from each
 TURNS, AROUND = 16, np.array([0, *(s << k for k in range(20) for s in (1, -1))])
+#: the exponents of the range far from zero in which a function's zeros are looked for, the numbers of each binade among which its
+#: sign changes, and how many of those nearest to a zero are tried
+FAR, SAMPLE, NEAREST = np.arange(4, 32), 2048, 4
 #: the factor of what stands beside rows that stay, so that no number common to all of them fits
 UNEVEN = 2.0**80
 #: the factor of one half of an axis beside the other, in whose running sums nothing of the other is left
@@ -163,6 +166,11 @@ def zeroed(case: Case, name: str) -> Case:
     return _mapped(case, lambda n, x: np.zeros_like(x) if n == name else x)
 
 
+def enlarged(case: Case, name: str, factor: float) -> Case:
+    """The case with the numbers of one array so many times as large."""
+    return _mapped(case, lambda n, x: (x * factor).astype(x.dtype) if n == name else x)
+
+
 def filled(case: Case, place: int) -> Case | None:
     """The case with one whole number in all of an array: its least (0), its greatest (1), or one on either side of the middle
     of those below a limit (2, 3), as bytes have the ends of their signed numbers there. None where that is no other case."""
@@ -242,7 +250,8 @@ def parametrised(case: Case) -> Iterator[tuple[str, Case]]:
 
 def turned(case: Case) -> Case | None:
     """The case with numbers at and around those where an elementwise function of one argument changes its sign, begins or ceases
-    to be a number, 1, -1 or its argument; None where it has more arguments, or changes nowhere."""
+    to be a number, 1, -1 or its argument, and with those nearest to its zeros and poles far from zero, as of functions that turn
+    again and again; None where it has more arguments, or changes nowhere."""
     sig = case.op.signature
     if not sig.elementwise or sig.lists or [a.kind for a in sig.inputs] != ["f32"]:
         return None
@@ -250,31 +259,60 @@ def turned(case: Case) -> Case | None:
     size = np.ldexp(1 + np.arange(16) / 16, np.arange(-30, 128)[:, None]).reshape(-1)
     grid = np.concatenate([-size[::-1], [0.0], size])
 
-    def kind(x: np.ndarray) -> np.ndarray:
+    def value(x: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):
-            y = format.round(np.asarray(call_reference(case.op.reference, {name: x}, case.values), np.float64))
+            return np.asarray(call_reference(case.op.reference, {name: x}, case.values), np.float64)
+
+    def kind(x: np.ndarray) -> np.ndarray:
+        y = format.round(value(x))
         return np.stack([y > 0, y < 0, np.isinf(y), np.abs(y) == 1, y == x])
 
-    def number(order: np.ndarray) -> np.ndarray:
-        """The float32 numbers of given places in their order."""
-        bits = np.where(order < 0, 2**31 - order, order).astype(np.uint32)
-        return bits.view(np.float32).astype(np.float64)
-
-    bits = grid.astype(np.float32).view(np.uint32).astype(np.int64)
-    order = np.where(bits >= 2**31, 2**31 - bits, bits)
+    order = _order(grid)
     kinds = kind(grid)
     changes = np.flatnonzero((kinds[:, 1:] != kinds[:, :-1]).any(axis=0))
     changes = changes[np.unique(np.linspace(0, len(changes) - 1, TURNS).astype(int))] if len(changes) else changes
     low, high = order[changes], order[changes + 1]
     for _ in range(32):
         middle = (low + high) // 2
-        below = (kind(number(middle)) == kinds[:, changes]).all(axis=0)
+        below = (kind(_number(middle)) == kinds[:, changes]).all(axis=0)
         low, high = np.where(below, middle, low), np.where(below, high, middle)
-    found = number((high[:, None] + AROUND).reshape(-1)).astype(np.float32)
+    found = np.concatenate([_number((high[:, None] + AROUND).reshape(-1)), _far_zeros(value)]).astype(np.float32)
     made = resized(case, {**lengths_of(case), "n": found.size}) if found.size else None
     return (
         None if made is None else _mapped(made, lambda n, x: found.reshape(x.shape) if n == name else np.ones_like(x))
     )
+
+
+def _order(x: np.ndarray) -> np.ndarray:
+    """The places of float32 numbers in their order."""
+    bits = x.astype(np.float32).view(np.uint32).astype(np.int64)
+    return np.where(bits >= 2**31, 2**31 - bits, bits)
+
+
+def _number(order: np.ndarray) -> np.ndarray:
+    """The float32 numbers of given places in their order."""
+    bits = np.where(order < 0, 2**31 - order, order).astype(np.uint32)
+    return bits.view(np.float32).astype(np.float64)
+
+
+def _far_zeros(value: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The float32 numbers nearest to a function's zeros and poles, some of each binade far from zero."""
+    rng = generator("far")
+    sample = np.sort(np.ldexp(1 + rng.random((len(FAR), SAMPLE)), FAR[:, None]), axis=1)
+    sample *= rng.choice([-1.0, 1.0], (len(FAR), 1))
+    negative = value(sample.reshape(-1)).reshape(sample.shape) < 0
+    binade, place = np.nonzero(negative[:, 1:] != negative[:, :-1])
+    low, high, sign = _order(sample[binade, place]), _order(sample[binade, place + 1]), negative[binade, place]
+    for _ in range(24 if len(low) else 0):
+        middle = (low + high) // 2
+        below = (value(_number(middle)) < 0) == sign
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    found, binade = _number(np.concatenate([low, high])), np.tile(binade, 2)
+    with np.errstate(all="ignore"):
+        near = np.abs(value(found)) if len(found) else found
+        near = np.minimum(near, 1 / near)
+    best = [np.flatnonzero(binade == k) for k in range(len(FAR))]
+    return found[np.concatenate([places[np.argsort(near[places])[:NEAREST]] for places in best])]
 
 
 def uneven(case: Case, dim: str) -> Case:

@@ -5,7 +5,9 @@ that has never known a reference; it ends with the check, or by a signal when th
 """
 
 import atexit
+import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -20,8 +22,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,7 +33,18 @@ import numpy as np
 from tlspec import arrays
 from tlspec.arrays import CANARY_BYTES, PATTERNS, Arrays
 from tlspec.judge import runner, sending
-from tlspec.judge.runner import Answer, Failure, Parameters, Plain, Raised, Request, Runner, is_installed, parameters_of
+from tlspec.judge.runner import (
+    Answer,
+    Failure,
+    Kinds,
+    Parameters,
+    Plain,
+    Raised,
+    Request,
+    Runner,
+    is_installed,
+    parameters_of,
+)
 
 #: seconds that one call may take, or loading the kernel: time for compilers
 SECONDS = 300.0
@@ -62,15 +77,15 @@ class NotSent(Exception):
 class Here:
     """A kernel in the judge's process."""
 
-    apart = False
+    apart, seconds_to_load = False, 0.0
 
     def __init__(
         self, function: Callable[..., Any], adapter: Callable[..., Any] | None, library: Arrays, reason: str = "isolate=False"
     ):  # fmt: skip
         self.name, self.mutable, self.reason = library.name, library.mutable, reason
         self.library, self.parameters = library, parameters_of(function)
-        self._runner = Runner(function, adapter, library)
-        self.call, self.held = self._runner.call, self._runner.held
+        self._runner = Runner([(function, adapter)], library)
+        self.call, self.turns, self.held = self._runner.call, self._runner.turns, self._runner.held
 
     def close(self) -> None:
         """Nothing is open."""
@@ -142,26 +157,29 @@ def _forget(server: _Server) -> None:
 
 
 class Apart:
-    """A kernel in a process of its own."""
+    """A kernel in a process of its own, or with a second function `beside` it there."""
 
     apart = True
 
     def __init__(
         self, function: Callable[..., Any] | str | Mapping[str, Any], adapter: Callable[..., Any] | None, array: str, *,
         seconds: float = SECONDS, memory: int | None = None,
+        beside: tuple[Callable[..., Any] | str, Callable[..., Any] | None] | None = None,
     ):  # fmt: skip
         kind = arrays.kind_of(array)
         self.name, self.mutable, self._library, self._kind = array, kind.mutable, kind.library, kind
         self.seconds, self._memory = seconds, memory if memory is not None else _physical_memory(array)
         self._connection: socket.socket | None = None
-        self._called = False
+        #: functions that were called
+        self._called: set[int] = set()
         #: what loading took the last time
         self.seconds_to_load = 0.0
         reasons = []
         try:
             # a mapping is the recipe of a submission to a task
-            recipe = isinstance(function, Mapping)
-            self._ways = [{"task": function}] if recipe else list(sending.ways(function, adapter))  # type: ignore[arg-type]
+            whole = isinstance(function, Mapping)
+            kernels = [(function, adapter), *([beside] if beside else [])]
+            self._ways = [{"task": function}] if whole else list(sending.ways(kernels))  # type: ignore[arg-type]
         except Exception as error:  # pickling runs methods of any object
             raise NotSent(f"{type(error).__name__}: {error}") from None
         while self._ways:
@@ -216,12 +234,20 @@ class Apart:
             self.close()
             raise NotSent(_line(head["text"]))
         self.seconds_to_load = time.monotonic() - start
-        told, self.notes = head["parameters"], [_line(text) for text in head["notes"]]
-        self.parameters: Parameters | None = None if told is None else [(str(n), int(k), bool(d)) for n, k, d in told]
+        self.notes = [_line(text) for text in head["notes"]]
+        #: of each function
+        self.told: list[Parameters | None] = [
+            None if told is None else [(str(n), int(k), bool(d)) for n, k, d in told] for told in head["parameters"]
+        ]
+
+    @property
+    def parameters(self) -> Parameters | None:
+        return self.told[0]
 
     def call(self, request: Request) -> Answer:
         """One call. Raises Failure, or NotImplementedError. After the end of the process the next call starts another."""
-        called, self._called = self._called, True
+        called = request.function in self._called
+        self._called.add(request.function)
         try:
             return self._call(request)
         except Raised as error:
@@ -236,25 +262,49 @@ class Apart:
                 self._ways.insert(0, first)
                 raise error from None
 
-    def _call(self, request: Request) -> Answer:
+    def turns(self, requests: Sequence[Request], kinds: Kinds, calls: int) -> tuple[list[bytes], Exception | None]:
+        """Calls of several requests in turn, made by one message: see :meth:`tlspec.judge.runner.Runner.turns`. Raises Ended."""
+        head = self._answer((list(requests), kinds, calls))
+        if head["kind"] != "turns":
+            return [], self._failure(head)
+        sizes = [sum(math.prod(shape) * PATTERNS[dtype].itemsize for dtype, shape in kind) for kind in kinds]
+        made = head.get("made")
+        if not isinstance(made, int) or not 0 <= made <= calls:
+            self.close()
+            raise Ended(f"the kernel's process made {made} of {calls} calls")
+        data = memoryview(self._exactly(sum(sizes[i % len(sizes)] for i in range(made))))
+        ends = itertools.accumulate((sizes[i % len(sizes)] for i in range(made)), initial=0)
+        found = [bytes(data[start:end]) for start, end in itertools.pairwise(ends)]
+        return found, None if head.get("end") is None else self._failure(head["end"])
+
+    def _answer(self, message: Any) -> dict[str, Any]:
+        """The first part of what the process answers, which is started where it does not run."""
         if self._connection is None:
             try:
                 self._load()
             except NotSent as error:
                 raise Ended(f"the kernel cannot be loaded again: {error}") from None
-        self._send(request)
+        self._send(message)
         head = self._head()
         if self._server.process.poll() is not None:
             self.close()
             raise Ended("the kernel ended the process that starts kernels")
+        return head
+
+    def _failure(self, head: dict[str, Any]) -> Exception:
+        """What a call raises that failed."""
         if head["kind"] == "unsupported":
-            raise NotImplementedError
+            return NotImplementedError()
+        if "CUDA error" in str(head.get("text")):  # after which a process can use the device no more
+            self.close()
+        if head["kind"] == Failure.kind:
+            return Failure(_line(head.get("text")))
+        return Raised(_line(head.get("text")), refusal=bool(head.get("refusal")))
+
+    def _call(self, request: Request) -> Answer:
+        head = self._answer(request)
         if head["kind"] != "results":
-            if "CUDA error" in str(head.get("text")):  # after which a process can use the device no more
-                self.close()
-            if head["kind"] == Failure.kind:
-                raise Failure(_line(head.get("text")))
-            raise Raised(_line(head.get("text")), refusal=bool(head.get("refusal")))
+            raise self._failure(head)
         try:
             results = [self._plain(r, s) for r, s in zip(head["results"], request.results.values(), strict=True)]
             after = {
@@ -394,6 +444,33 @@ class Apart:
         return ""
 
 
+class Beside:
+    """The second function of a process, which ends with the first one's."""
+
+    apart = True
+
+    def __init__(self, first: Apart):
+        self._first, self.name, self.mutable = first, first.name, first.mutable
+        self.held, self.close = first.held, first.close
+
+    @property
+    def parameters(self) -> Parameters | None:
+        return self._first.told[1]
+
+    @property
+    def seconds_to_load(self) -> float:
+        return self._first.seconds_to_load
+
+    def call(self, request: Request) -> Answer:
+        return self._first.call(replace(request, function=1))
+
+    def turns(self, requests: Sequence[Request], kinds: Kinds, calls: int) -> tuple[list[bytes], Exception | None]:
+        return self._first.turns([replace(r, function=1) for r in requests], kinds, calls)
+
+
+#: a kernel, wherever it runs
+Runs = Apart | Beside | Here
+
 #: the kernels of the check that runs now
 _open: ContextVar[list[Apart] | None] = ContextVar("_open", default=None)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -416,27 +493,44 @@ def ends_processes(function: Function) -> Function:
     return run  # type: ignore[return-value]
 
 
-def kernel_of(
+def kernels_of(
+    functions: Sequence[tuple[Callable[..., Any] | str, Callable[..., Any] | None]], array: str | Arrays,
+    isolate: bool | None, seconds: float | None, memory: int | None,
+) -> list[Runs]:  # fmt: skip
+    """Functions with the adapters of their arguments apart: two in one process where both can be sent there, as programs have
+    them. Here is what `isolate` says or, unless it is True, what cannot be sent."""
+    files: dict[str, types.ModuleType] = {}
+    options: dict[str, Any] = {"seconds": seconds or SECONDS, "memory": memory}
+    if len(functions) == 2 and isolate is not False and isinstance(array, str):
+        with contextlib.suppress(NotSent):
+            first = _opened(Apart(*functions[0], array, beside=functions[1], **options))
+            return [first, Beside(first)]
+    return [_kernel_of(f, adapter, array, isolate, files, options) for f, adapter in functions]
+
+
+def _opened(made: Apart) -> Apart:
+    if (started := _open.get()) is not None:
+        started.append(made)
+    return made
+
+
+def _kernel_of(
     function: Callable[..., Any] | str, adapter: Callable[..., Any] | None, array: str | Arrays, isolate: bool | None,
-    seconds: float | None, memory: int | None,
-) -> Apart | Here:  # fmt: skip
-    """A kernel apart, or here where `isolate` is False or, unless it is True, where it cannot be sent."""
+    files: dict[str, types.ModuleType], options: Mapping[str, Any],
+) -> Runs:  # fmt: skip
     reason = "isolate=False"
     if isolate is not False:
         try:
             if not isinstance(array, str):
                 raise NotSent(f"array= is an object, {array.name}")
-            made = Apart(function, adapter, array, seconds=seconds or SECONDS, memory=memory)
-            if (started := _open.get()) is not None:
-                started.append(made)
-            return made
+            return _opened(Apart(function, adapter, array, **options))
         except NotSent as error:
             if isinstance(function, str):
                 raise ValueError(f"check: {function} cannot be loaded: {error}") from None
             if isolate:
                 raise ValueError(f"check: the kernel cannot run in a process of its own: {error}") from None
             reason = f"it cannot be sent to another: {error}"
-    run = runner.load_named(function) if isinstance(function, str) else function
+    run = runner.load_named(function, files) if isinstance(function, str) else function
     return Here(run, adapter, arrays.get(array), reason)
 
 

@@ -18,7 +18,7 @@ from tlspec.compare import Comparison
 from tlspec.draw.cases import SHAPE, Case, shape_case
 from tlspec.formats import Format
 from tlspec.judge import altered, kept, repetition
-from tlspec.judge.apart import Apart, Ended, Here, TimedOut, ends_processes, kernel_of, prepare
+from tlspec.judge.apart import Beside, Ended, Runs, TimedOut, ends_processes, kernels_of, prepare
 from tlspec.judge.arithmetic import MIXED, arithmetic
 from tlspec.judge.blocks import LARGE, elements_of
 from tlspec.judge.choice import drawn_cases, far_kind, is_long, is_wide, path_cases, seldom_drawn, shaped_cases
@@ -67,7 +67,7 @@ class Check:
     """One kernel, one direction, and how it is judged."""
 
     def __init__(
-        self, function: Apart | Here, op: Op, which: str, fmt: Format, out: Format, model: Model | None,
+        self, function: Runs, op: Op, which: str, fmt: Format, out: Format, model: Model | None,
         arguments: str | Adapter | None, report: Report, repeat: Callable[[str], str], contract: Contract | None = None,
         fail_fast: bool = False,
     ):  # fmt: skip
@@ -438,7 +438,7 @@ def check(
     memory : int, optional
         The bytes that the kernel's process may take; by default those of the machine.
     repeats : int, optional
-        Further calls of a few small cases, for faults that come and go; by default 500 to 1000 in at most a second.
+        Further calls of a few small cases, for faults that come and go; by default 5000 to 6000, in at most a second.
     fail_fast : bool
         Whether the first finding ends the check, where the verdict is all that is wanted.
 
@@ -482,17 +482,19 @@ def check(
         for which, f in (("forward", function), ("vjp", backward))
         if f is not None
     }
-    kernels = {
-        which: kernel_of(f, adapter if callable(adapter) else None, array, isolate, timeout, memory)
+    functions = {
+        which: (f, adapter if callable(adapter) else None)
         for which, f, adapter in (("forward", function, arguments), ("vjp", backward, backward_arguments))
         if f is not None
     }
-    if not kernels:
+    if not functions:
         raise ValueError("check: got neither a kernel nor backward=, expected a function")
+    found = kernels_of(list(functions.values()), array, isolate, timeout, memory)
+    kernels = dict(zip(functions, found, strict=True))
     library = next(iter(kernels.values()))
     if accumulate == "probe" and function is not None:
-        found = accumulator_of(lambda c: Kernel(kernels["forward"], None, c, arguments), row, fmt)
-        accumulate = word_of(found) if found is not None else ""
+        known = accumulator_of(lambda c: Kernel(kernels["forward"], None, c, arguments), row, fmt)
+        accumulate = word_of(known) if known is not None else ""
     model = None if bound == "row" else arithmetic(
         fmt, accumulate=accumulate, height=height, ulp=ulp, products=products, intermediate=intermediate, flush=flush,
         saturate=saturate, full_range=full_range,
@@ -531,9 +533,14 @@ def check(
         return f"tlspec.check({'None' if function is None else name}, {how}{more}, case={address!r})"
 
     special = data is None or "special" in data
-    for which, kernel in kernels.items():
-        rule = arguments if which == "forward" else backward_arguments
-        judge = Check(kernel, row, which, fmt, out, model, rule, report, repeat, terms, fail_fast)
+    judges = {
+        which: Check(kernel, row, which, fmt, out, model, arguments if which == "forward" else backward_arguments, report,
+                     repeat, terms, fail_fast)
+        for which, kernel in kernels.items()
+    }  # fmt: skip
+    # in one process
+    joined = len(kernels) == 2 and (isinstance(kernels["vjp"], Beside) or not any(k.apart for k in kernels.values()))
+    for which, judge in judges.items():
         if case is not None:
             layout = next((n for n, e in ENDING.items() if e and case.endswith(e)), "")
             chosen = case_at(row, case.removesuffix(ENDING[layout]))
@@ -546,6 +553,8 @@ def check(
                 repetition.parameters(judge, chosen)
                 repetition.repeats(judge, chosen)
                 repetition.batches(judge, chosen)
+                if which == "vjp" and joined:
+                    repetition.together(judge, judges["forward"], chosen)
                 repetition.often(judge, repeats or 0)
             continue
         drawn = cases_of[which]
@@ -591,6 +600,8 @@ def check(
                 repeated.add(each.data)
                 repetition.repeats(judge, each)
                 repetition.batches(judge, each)
+                if which == "vjp" and joined:
+                    repetition.together(judge, judges["forward"], each)
                 if others:
                     repetition.laid_otherwise(judge, each, ways[len(repeated) % len(ways)])
         if which == "forward" and fmt is out and fmt.name == "float32" and not judge.ended:

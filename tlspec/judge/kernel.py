@@ -16,7 +16,7 @@ import numpy as np
 from tlspec.arrays import Arrays, patterns_of, whole_patterns_of
 from tlspec.draw.cases import Case
 from tlspec.formats import FORMATS, Format
-from tlspec.judge.apart import Apart, Here
+from tlspec.judge.apart import Here, Runs
 from tlspec.judge.runner import Answer, Failure, Parameters, Plain, Request
 from tlspec.signature import WHOLE
 
@@ -30,15 +30,15 @@ class Kernel:
     """A function on arrays of one library, in this process or, as `function` says, in another."""
 
     def __init__(
-        self, function: Callable[..., Any] | Apart | Here, arrays: Arrays | None, case: Case,
+        self, function: Callable[..., Any] | Runs, arrays: Arrays | None, case: Case,
         arguments: str | Adapter | None = None, out: str = "auto",
     ):  # fmt: skip
         adapter = arguments if callable(arguments) else None
-        if isinstance(function, (Apart, Here)):
-            self.runs: Apart | Here = function
-        else:
+        if callable(function):
             assert arrays is not None
-            self.runs = Here(function, adapter, arrays)
+            self.runs: Runs = Here(function, adapter, arrays)
+        else:
+            self.runs = function
         sig = case.signature
         self.declared = {a.name: a for a in (*case.op.signature.inputs, *case.op.signature.outputs, *sig.outputs)}
         self.over = {o.name: o.over for o in sig.outputs if o.over}

@@ -1,9 +1,10 @@
 """What a single call does not show: results that depend on earlier calls, on chance, or on what else stands in the batch."""
 
+import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from tlspec.compare import Comparison
 from tlspec.draw.cases import Case, data_classes, draw_case, free_sizes, is_empty
 from tlspec.formats import Format
 from tlspec.judge import altered, kept
-from tlspec.judge.apart import Apart, Here
+from tlspec.judge.apart import Ended, Runs
 from tlspec.judge.blocks import ELEMENTS, independent_dimensions, part_of
 from tlspec.judge.kernel import Kernel
 from tlspec.judge.report import Finding, Report
@@ -26,9 +27,13 @@ from tlspec.registry import Op
 #: the bit patterns of results
 Bits = list[np.ndarray]
 #: small cases that are called often, and how often by default: as many calls as a draw says, in no more seconds
-OFTEN, OFTEN_CALLS, OFTEN_SECONDS = 3, (500, 1000), 1.0
+OFTEN, OFTEN_CALLS, OFTEN_SECONDS = 3, (5000, 6000), 1.0
+#: the seconds and the bytes of results of the calls that are made by one message
+BATCH_SECONDS, BATCH_BYTES = 0.1, 2**24
 #: seconds that loading a kernel may take for it to be loaded once more
 LOADING_SECONDS = 0.5
+#: the root of the largest number of a format of few binades
+FEW = 2.0**32
 #: what a kernel's NotImplementedError is
 UNSUPPORTED = "unsupported"
 #: families whose kernels may add and subtract rows of a batch (Strassen's product, two real transforms as a complex one)
@@ -75,7 +80,7 @@ class Judge(Protocol):
     which: str
     format: Format
     out: Format
-    function: Apart | Here
+    function: Runs
     report: Report
     trials: list[Trial]
 
@@ -167,7 +172,8 @@ def _others(case: Case) -> Iterator[tuple[str, Case]]:
     """Cases with arrays of the same shapes, and what is said of them."""
     for key, make in (OTHERS | ORDERED if case.data == "normal" else OTHERS).items():
         yield key, kept.derived(case, key, partial(make, case))
-    for name in _arrays_of(case) if case.data == "normal" else ():
+    names = _arrays_of(case)
+    for name in names if case.data == "normal" and len(names) > 1 else ():
         key = f"zeros alone in {name}"
         yield key, kept.derived(case, key, partial(altered.zeroed, case, name))
     for place, said in enumerate(FILLED if case.data == "normal" else ()):
@@ -212,7 +218,8 @@ def far_apart(check: Judge, case: Case, *, special: bool, every: bool) -> None:
     with `every` also with what else of long arrays is seen where all of it counts. Of special numbers zeros beside them."""
     changes: dict[str, Callable[[Case], Case]]
     if case.data == "special":
-        changes = {f"zeros alone in {name}": partial(altered.zeroed, name=name) for name in _arrays_of(case)}
+        names = _arrays_of(case)
+        changes = {f"zeros alone in {n}": partial(altered.zeroed, name=n) for n in names if len(names) > 1}
     else:
         changes = dict(LONG) if every else {TIES: LONG[TIES]}
         if special and "special" in data_classes(check.op, check.which) and not check.op.signature.elementwise:
@@ -222,16 +229,19 @@ def far_apart(check: Judge, case: Case, *, special: bool, every: bool) -> None:
 
 
 def _arrays_of(case: Case) -> list[str]:
-    """The names of the arrays of real numbers, where there are several."""
+    """The names of the arrays of real numbers."""
     arrays = {**case.inputs, **case.cotangents}
-    found = [n for n, x in arrays.items() if x is not None and x.dtype.kind == "f" and x.size]
-    return found if len(found) > 1 else []
+    return [n for n, x in arrays.items() if x is not None and x.dtype.kind == "f" and x.size]
 
 
 def parameters(check: Judge, case: Case) -> None:
-    """The same arrays with each parameter otherwise, and a function of one number where it changes its way."""
+    """The same arrays with each parameter otherwise, a function of one number where it changes its way, and in a format of few
+    binades numbers whose squares are beyond it, as sums of them seldom are."""
     for said, made in altered.parametrised(case):
         _altered(check, case, f"the same arrays with {said}", made)
+    root = 2.0 ** math.frexp(math.sqrt(check.format.largest))[1]
+    for name in _arrays_of(case) if root < FEW else ():
+        _altered(check, case, f"numbers of {name} that are {root:g} times as large", altered.enlarged(case, name, root))
     if (other := altered.turned(case)) is not None:
         _altered(check, case, "numbers at which the function turns", other)
 
@@ -241,6 +251,43 @@ def _altered(check: Judge, case: Case, said: str, made: Case) -> None:
     found = _wrong_value(check, made)
     if found and not any(f.kind == "value" for f in check.report.findings):
         check.report.findings.append(Finding("value", f"from {said}: {found}", check.line(case)))
+
+
+def together(check: Judge, forward: Judge, case: Case) -> None:
+    """Whether a gradient follows from its arguments alone, whatever the forward function was called with before: the same arrays,
+    others of their shapes, and arrays into which the gradient's numbers are written; and so the other way round."""
+    other = kept.derived(case, HALVED, partial(altered.halved, case))
+    mine = kept.derived(case, "forward", lambda: replace(case, which="forward", cotangents={}, given=None))
+
+    def called(each: Case, *, hold: bool = False) -> None:
+        """The forward function with a gradient's arrays."""
+        forward.called(replace(check.in_format(each), which="forward", cotangents={}, given=None), hold=hold)
+
+    def tried() -> Iterator[tuple[str, Judge, Case, bool]]:
+        """What was called before, which function then, with what, and whether in the arrays of the call before."""
+        called(case)
+        yield "after a forward call with the same arrays", check, case, False
+        for said, make in OTHERS.items():
+            called(case)
+            called(kept.derived(case, said, partial(make, case)))
+            yield f"after a forward call with {said}", check, case, False
+        called(case, hold=True)
+        yield "from other numbers in the arrays of the forward call before", check, other, True
+        check.called(check.in_format(other))
+        yield "in a forward call after the gradient of other numbers", forward, mine, False
+
+    try:
+        for said, judge, each, reuse in tried():
+            wrong = _wrong_value(judge, each, reuse=reuse)
+            if wrong and check.function.apart:
+                check.function.close()
+            if wrong and not (check.function.apart and _wrong_value(judge, each)):
+                check.report.findings.append(Finding("stale", f"{said}: {wrong}", check.line(case)))
+                return
+    except Ended as failure:
+        check.add(failure, case)
+    except (Failure, NotImplementedError):  # of which the check of each function tells
+        return
 
 
 @told
@@ -254,8 +301,13 @@ def stays(check: Judge, case: Case) -> None:
     if case.size != "large":  # of which the reference takes long
         _held(check, case)
         other = kept.derived(case, "late", partial(altered.late, case))
-        if (wrong := _wrong_value(check, other, reuse=True)) and not _wrong_value(check, other):
-            texts.append(f"from other last numbers in the arrays of the call before: {wrong}")
+        if wrong := _wrong_value(check, other, reuse=True):
+            said = f"from other last numbers in the arrays of the call before: {wrong}"
+            # other arrays may lie where those of an earlier call did
+            if not _wrong_value(check, other) or _is_stale(check, first, other, parameters=False):
+                texts.append(said)
+            elif not any(f.kind == "value" for f in check.report.findings):
+                check.report.findings.append(Finding("value", said, check.line(case)))
     if all(f.kind != "stale" for f in check.report.findings):
         check.report.findings += [Finding("stale", text, check.line(case)) for text in texts[:1]]
 
@@ -268,10 +320,10 @@ def laid_otherwise(check: Judge, case: Case, layout: str) -> None:
 
 
 def often(check: Judge, wanted: int | None) -> None:
-    """Calls of a few small cases in turn, for faults that come and go, as many as are wanted or drawn. What has other bits
-    than the first call had is held to the tolerance."""
+    """Calls of a few small cases in turn, for faults that come and go or begin late, as many as are wanted or drawn. What has
+    other bits than the first call had is held to the tolerance."""
     calls = secrets.choice(range(*OFTEN_CALLS)) if wanted is None else wanted
-    seconds = OFTEN_SECONDS if wanted is None else math.inf
+    end = time.perf_counter() + (OFTEN_SECONDS if wanted is None else math.inf)
     known: dict[int, Bits] = {}
     small = [t.case for t in check.trials if t.case.size in ("small", "shrunk")][:OFTEN]
     few = [c for case in small for c in (case, altered.touched(case))]
@@ -279,30 +331,35 @@ def often(check: Judge, wanted: int | None) -> None:
         drawn = (draw_case(check.op, secrets.randbits(31), c.data, "small", c.which) for c in small)
         few += [c for c in drawn if not is_empty(c)]
     cases = [(check.line(c), *check.trial(c)) for c in few]
-    start = time.perf_counter()
-    held: Bits = []
-    for i in range(calls if cases else 0):
-        if time.perf_counter() - start > seconds:
-            break
-        line, trial, kernel = cases[i % len(cases)]
+    requests, results, held = dict[int, Request](), dict[int, list[Plain]](), Bits()
+    made = 0
+    for i, (line, trial, kernel) in enumerate(cases[:calls]):
+        made += 1
         try:
-            results = check.called(trial.case, hold=not i)[1].results
-            bits = bits_of(results)
-            held = held if i else bits
-            first = known.setdefault(i % len(cases), bits)
-            if first is not bits:
-                if same(first, bits):
-                    check.report.calls += 1
-                    continue
-                check.report.repeats = False
-            wrong = _wrong_values(check, trial, kernel, results)
+            requests[i], answer = check.called(trial.case, hold=not i)
+            results[i], known[i] = answer.results, bits_of(answer.results)
+            held = held if i else known[i]
+            wrong = _wrong_values(check, trial, kernel, answer.results)
         except NotImplementedError:
             continue
         except Failure as failure:
             wrong = [(failure.kind, str(failure))]
         if wrong:
-            text = f"in call {i + 1} of {calls} on a few cases: {wrong[0][1]}"
-            check.report.findings.append(Finding(wrong[0][0], text, line))
+            _found_in(check, wrong, made, calls, line)
+            return
+    for i, got in _in_turn(check, requests, results, calls - made, end):
+        made += 1
+        line, trial, kernel = cases[i]
+        if isinstance(got, bytes):
+            if got == b"".join(x.tobytes() for x in known[i]):
+                check.report.calls += 1
+                continue
+            check.report.repeats = False
+            wrong = _wrong_values(check, trial, kernel, _as_results(got, results[i]))
+        else:
+            wrong = [(got.kind, str(got))]
+        if wrong:
+            _found_in(check, wrong, made, calls, line)
             return
     try:
         if held and not same(held, bits_of(check.function.held([x.shape for x in held]))):
@@ -311,6 +368,48 @@ def often(check: Judge, wanted: int | None) -> None:
         check.report.findings.append(Finding(failure.kind, str(failure), cases[0][0]))
     if cases and wanted is None:
         _in_another_process(check, cases, known)
+
+
+def _found_in(check: Judge, wrong: Sequence[tuple[str, str]], made: int, calls: int, line: str) -> None:
+    text = f"in call {made} of {calls} on a few cases: {wrong[0][1]}"
+    check.report.findings.append(Finding(wrong[0][0], text, line))
+
+
+def _in_turn(
+    check: Judge, requests: Mapping[int, Request], results: Mapping[int, list[Plain]], calls: int, end: float
+) -> Iterator[tuple[int, bytes | Failure]]:
+    """Which request was called, and the bits of its results or what failed, until a time. Calls are made many at once, by a
+    message that the kernel's process answers, as most of the time of a short call is that of its message."""
+    order = list(results)
+    most = BATCH_BYTES // max([1, *(sum(x.nbytes for x in bits_of(r)) for r in results.values())])
+    count = 1  # at first, as one call alone may take the time that a message may
+    while order and calls > 0 and (start := time.perf_counter()) < end:
+        kinds = [[(r.dtype, r.shape) for r in results[i]] for i in order]
+        try:
+            found, error = check.function.turns([requests[i] for i in order], kinds, min(count, calls))
+        except Failure as failure:
+            found, error = [], failure
+        yield from zip(itertools.cycle(order), found, strict=False)
+        next_up = len(found) % len(order)
+        order = [*order[next_up:], *order[:next_up]]
+        if isinstance(error, Failure):
+            yield order[0], error
+        if error is not None:
+            return
+        calls -= len(found)
+        each = (time.perf_counter() - start) / len(found)
+        count = max(min(int(BATCH_SECONDS / each), 2 * count, most), 1)
+
+
+def _as_results(got: bytes, like: Sequence[Plain]) -> list[Plain]:
+    """A call's results from their bits, of the types and shapes of an earlier one's."""
+    found, start = [], 0
+    for plain in like:
+        assert plain.patterns is not None
+        data = got[start : start + plain.patterns.nbytes]
+        start += len(data)
+        found.append(replace(plain, patterns=np.frombuffer(data, plain.patterns.dtype).reshape(plain.patterns.shape)))
+    return found
 
 
 def _wrong_values(check: Judge, trial: Trial, kernel: Kernel, results: list[Plain]) -> list[tuple[str, str]]:
@@ -322,7 +421,7 @@ def _wrong_values(check: Judge, trial: Trial, kernel: Kernel, results: list[Plai
 def _in_another_process(check: Judge, cases: Sequence[tuple[str, Trial, Kernel]], known: dict[int, Bits]) -> None:
     """The same cases in a process of their own: a fault may be in one process of several, as the choice of a program is that a
     process makes by its first measurements."""
-    if not isinstance(check.function, Apart) or check.function.seconds_to_load > LOADING_SECONDS:
+    if not check.function.apart or check.function.seconds_to_load > LOADING_SECONDS:
         return
     check.function.close()
     other = "in another process results have other bits"

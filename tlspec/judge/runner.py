@@ -17,7 +17,7 @@ import sysconfig
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,8 @@ class Request:
     hold: bool = False
     #: whether the numbers are written into the arrays of the last call that held them
     reuse: bool = False
+    #: which of the process's functions is called
+    function: int = 0
 
 
 @dataclass
@@ -113,12 +115,15 @@ def is_installed(file: str | None) -> bool:
     return file is None or file.startswith(("<frozen", *INSTALLED)) or f"{os.sep}dist-packages{os.sep}" in file
 
 
-def load_named(text: str) -> Callable[..., Any]:
-    """The function or class that MODULE:FUNCTION or FILE.py:FUNCTION names. Raises ValueError."""
+def load_named(text: str, files: dict[str, types.ModuleType] | None = None) -> Callable[..., Any]:
+    """The function or class that MODULE:FUNCTION or FILE.py:FUNCTION names. A file runs again in every call, unless it is one of
+    `files`, to which it is added. Raises ValueError."""
     place, _, name = text.rpartition(":")
     if not place:
         raise ValueError(f"{text!r}: expected MODULE:FUNCTION or FILE.py:FUNCTION")
-    if place.endswith(".py"):
+    if files is not None and place in files:
+        module = files[place]
+    elif place.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(place).stem, place)
         if spec is None or spec.loader is None or not Path(place).exists():
             raise ValueError(f"{place}: no such file")
@@ -126,6 +131,8 @@ def load_named(text: str) -> Callable[..., Any]:
         sys.path.insert(0, str(Path(place).resolve().parent))
         sys.modules.setdefault(module.__name__, module)
         spec.loader.exec_module(module)
+        if files is not None:
+            files[place] = module
     else:
         sys.path.insert(0, "")
         try:
@@ -140,6 +147,8 @@ def load_named(text: str) -> Callable[..., Any]:
     return found
 
 
+#: the types and shapes of several requests' results
+Kinds = Sequence[Sequence[tuple[str, tuple[int, ...]]]]
 #: name, kind as inspect says it, and whether the function demands it
 Parameters = list[tuple[str, int, bool]]
 
@@ -199,17 +208,22 @@ def text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" + (f" ({place})" if place else "")
 
 
-class Runner:
-    """A function on arrays of one library."""
+#: a kernel's function and the adapter of its arguments
+Functions = Sequence[tuple[Callable[..., Any], Callable[..., Any] | None]]
 
-    def __init__(self, function: Callable[..., Any], adapter: Callable[..., Any] | None, library: Arrays):
-        self.function, self.adapter, self.library = function, adapter, library
+
+class Runner:
+    """Functions on arrays of one library."""
+
+    def __init__(self, functions: Functions, library: Arrays):
+        self.functions, self.library = functions, library
         self._held: list[Any] = []
         self._arguments: dict[str, Any] = {}
         self._patience = THREADS_SECONDS
 
-    def call(self, request: Request) -> Answer:
-        """Makes the arrays, calls the function and reads what it returned. Raises Failure, or NotImplementedError."""
+    def call(self, request: Request, *, brief: bool = False) -> Answer:
+        """Makes the arrays, calls the function and reads what it returned, but for `brief` also what it left behind. Raises
+        Failure, or NotImplementedError."""
         library = self.library
         arrays: dict[str, Any] = {}
         for name, (dtype, x) in request.arrays.items():
@@ -236,7 +250,18 @@ class Runner:
         if request.hold:
             self._held = [*returned, *(x for n, x in arrays.items() if n not in request.over.values())]
             self._arguments = arrays
-        after = {n: plain_of(self.library, n, x, tuple(request.arrays[n][1].shape)) for n, x in arrays.items()}
+        answer = Answer(read, {}, {}) if brief else Answer(read, *self._left(request, arrays, whole))
+        if arrays and not request.hold:
+            for result in returned:  # which belongs to the caller, who writes to it
+                library.spoil(result)
+        return answer
+
+    def _left(
+        self, request: Request, arrays: dict[str, Any], whole: dict[str, Any]
+    ) -> tuple[dict[str, Plain], dict[str, np.ndarray]]:
+        """The arguments by now, and the bytes beside the outputs. Raises Failure."""
+        library = self.library
+        after = {n: plain_of(library, n, x, tuple(request.arrays[n][1].shape)) for n, x in arrays.items()}
         if not library.mutable:  # nobody writes them, and JAX may hold numbers of 64 bits in 32
             after = {n: Plain(t, x.shape, x, after[n].place) for n, (t, x) in request.arrays.items()}
         changed = next((n for n, x in after.items() if x.patterns is None), None)
@@ -246,10 +271,22 @@ class Runner:
         for name, everything in whole.items():
             bits = library.bits(everything).view(np.uint8)
             canaries[name] = np.concatenate([bits[:CANARY_BYTES], bits[len(bits) - CANARY_BYTES :]])
-        if arrays and not request.hold:
-            for result in returned:  # which belongs to the caller, who writes to it
-                library.spoil(result)
-        return Answer(read, after, canaries)
+        return after, canaries
+
+    def turns(self, requests: Sequence[Request], kinds: Kinds, calls: int) -> tuple[list[bytes], Exception | None]:
+        """Makes calls of several requests in turn, whose results have known types and shapes. Returns the bits of each call's
+        results, and what ended the turns early: Failure or NotImplementedError."""
+        found: list[bytes] = []
+        for i in range(calls):
+            wanted = kinds[i % len(requests)]
+            try:
+                results = self.call(requests[i % len(requests)], brief=True).results
+                if [(r.dtype, r.shape) for r in results] != wanted or any(r.patterns is None for r in results):
+                    raise Failure("results of another type or shape than in an earlier call")
+            except (Failure, NotImplementedError) as error:
+                return found, error
+            found.append(b"".join(r.patterns.tobytes() for r in results if r.patterns is not None))
+        return found, None
 
     def held(self, shapes: list[tuple[int, ...]]) -> list[Plain]:
         """What the results of the last call that held them are by now, and the arguments that it was to leave alone."""
@@ -257,16 +294,17 @@ class Runner:
 
     def _returned(self, request: Request, values: dict[str, Any], outputs: dict[str, Any]) -> list[Any]:
         settings = self.library.settings()
+        function, adapter = self.functions[request.function]
         try:
             with np.errstate(all="ignore"):
-                if self.adapter is not None:
-                    returned = self.adapter(self.function, values)
+                if adapter is not None:
+                    returned = adapter(function, values)
                 else:
                     given = [values[n] for n in request.positional]
                     while given and given[-1] is None:  # an optional argument at the end
                         given.pop()
                     named = {k: n for k, n in request.keywords.items() if values[n] is not None or n in request.inputs}
-                    returned = self.function(*given, **{k: values[n] for k, n in named.items()})
+                    returned = function(*given, **{k: values[n] for k, n in named.items()})
                 results = returned.values() if isinstance(returned, Mapping) else returned
                 kept = self.library.finish(
                     [*outputs.values(), *(results if isinstance(results, (tuple, list)) else [results])]

@@ -11,7 +11,7 @@ import marshal
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tlspec.judge.runner import fill_function, is_installed, make_cell, make_function, make_library, named
@@ -116,23 +116,23 @@ def _uses_specification(module: types.ModuleType | None) -> bool:
     return any(isinstance(n, str) and n.partition(".")[0] == "tlspec" for n in names)
 
 
-def ways(function: Callable[..., Any] | str, adapter: Callable[..., Any] | None) -> Iterator[dict[str, Any]]:
-    """The ways in which a kernel can be sent, the best first: what :func:`tlspec.judge.server.load` takes. Raises what pickling
-    raises after the last."""
-    if isinstance(function, str):
-        yield {"kernel": function, "pickle": _pickled((None, adapter), by_value=True)}
-        return
-    module, script = sys.modules.get(getattr(function, "__module__", None) or ""), script_line()
+def ways(kernels: Sequence[tuple[Callable[..., Any] | str, Callable[..., Any] | None]]) -> Iterator[dict[str, Any]]:
+    """The ways in which functions with the adapters of their arguments can be sent together, the best first: what
+    :func:`tlspec.judge.server.load` takes. Raises what pickling raises after the last."""
+    objects, script = [f for f, _ in kernels if not isinstance(f, str)], script_line()
+    modules = [sys.modules.get(getattr(f, "__module__", None) or "") for f in objects]
     errors: list[Exception] = []
-    first = module is sys.modules["__main__"] or _uses_specification(module)
-    for by_value in (first, not first):
+    first = not objects or any(m is sys.modules["__main__"] or _uses_specification(m) for m in modules)
+    tried = (first, not first) if objects else (True,)
+    for by_value in tried:
         try:
-            place = None if by_value else name_of(function)
-            whole = _pickled((None if place else function, adapter), by_value)
-            way: dict[str, Any] = {"pickle": whole} | ({"place": place} if place else {})
-            needed = b"__main__" in whole or (place is not None and place[0] == "__main__")
+            places = [f if isinstance(f, str) else None if by_value else name_of(f) for f, _ in kernels]
+            sent = [(None if place else f, adapter) for (f, adapter), place in zip(kernels, places, strict=True)]
+            whole = _pickled(sent, by_value)
+            needed = b"__main__" in whole or any(p[0] == "__main__" for p in places if isinstance(p, tuple))
+            way: dict[str, Any] = {"pickle": whole, "places": places}
             yield way | ({"script": script} if needed and script and not by_value else {})
         except Exception as error:  # pickling runs methods of any object
             errors.append(error)
-    if len(errors) == 2:
+    if len(errors) == len(tried):
         raise errors[0]

@@ -178,19 +178,22 @@ def send(connection: socket.socket, head: dict[str, Any], parts: list[Any] = [])
         connection.sendall(part.reshape(-1).view("u1"))
 
 
-def load(way: dict[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any] | None, list[str]]:
-    """The kernel, the adapter of its arguments, and what a reader should know of it."""
+def load(way: dict[str, Any]) -> tuple[list[tuple[Callable[..., Any], Callable[..., Any] | None]], list[str]]:
+    """The kernels with the adapters of their arguments, and what a reader should know of them."""
     if "task" in way:
         submission = sys.modules["tlspec.judge.adapters.submission"]
         function, notes = submission.loaded(way["task"])
-        return function, submission.called, notes
+        return [(function, submission.called)], notes
     if "script" in way:
         run_script(*way["script"])
     runner = sys.modules["tlspec.judge.runner"]
-    kernel = runner.load_named(way["kernel"]) if "kernel" in way else None
-    kernel = runner.named(*way["place"]) if "place" in way else kernel
-    sent = pickle.loads(way["pickle"])
-    return sent[0] if kernel is None else kernel, sent[1], []
+    files: dict[str, types.ModuleType] = {}
+    named = [
+        runner.load_named(place, files) if isinstance(place, str) else runner.named(*place) if place else None
+        for place in way["places"]
+    ]
+    sent = zip(named, pickle.loads(way["pickle"]), strict=True)
+    return [(function if known is None else known, adapter) for known, (function, adapter) in sent], []
 
 
 def serve(connection: socket.socket) -> None:
@@ -218,9 +221,9 @@ def serve(connection: socket.socket) -> None:
         if "task" in setup["way"]:
             importlib.import_module("tlspec.judge.adapters.submission")
         refuse_files()
-        function, adapter, notes = load(setup["way"])
-        made = runner.Runner(function, adapter, library)
-        reply = {"parameters": runner.parameters_of(function), "notes": notes}
+        functions, notes = load(setup["way"])
+        made = runner.Runner(functions, library)
+        reply = {"parameters": [runner.parameters_of(f) for f, _ in functions], "notes": notes}
     except BaseException as error:
         kind = "unavailable" if "library" not in locals() else "load"
         text = str(error) if kind == "unavailable" else runner.text_of(error)
@@ -245,6 +248,10 @@ def answer(connection: socket.socket, made: Any, request: Any, process: int, cop
     try:
         if isinstance(request, list):  # the shapes of results that are held
             head: dict[str, Any] = {"kind": "held", "results": _described(made.held(request), parts)}
+        elif isinstance(request, tuple):  # requests that are called in turn
+            calls, error = made.turns(*request)
+            parts.append(sys.modules["numpy"].frombuffer(b"".join(calls), "u1"))
+            head = {"kind": "turns", "made": len(calls), "end": None if error is None else _told(error)}
         else:
             found = made.call(request)
             head = {"kind": "results", "results": _described(found.results, parts)}
@@ -252,19 +259,22 @@ def answer(connection: socket.socket, made: Any, request: Any, process: int, cop
             for name in request.arrays:
                 parts.append(found.arrays[name].patterns)
             parts += [found.canaries[name] for name in request.written]
-    except NotImplementedError:
-        head, parts = {"kind": "unsupported"}, []
     except BaseException as error:
-        refusal = getattr(error, "refusal", False)
-        head, parts = {"kind": getattr(error, "kind", "error"), "text": str(error), "refusal": refusal}, []
-        if not hasattr(error, "kind"):
-            head["text"] = sys.modules["tlspec.judge.runner"].text_of(error)
+        head, parts = _told(error), []
     if os.getpid() != process:
         os.write(copies[1], b"x")
         os._exit(1)
     if select.select([copies[0]], [], [], 0)[0]:
         head, parts = {"kind": "result", "text": "a copy of the process, which the kernel had forked, returned too"}, []
     send(connection, head, parts)
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    """What the judge hears of a call that failed."""
+    if isinstance(error, NotImplementedError):
+        return {"kind": "unsupported"}
+    text = str(error) if hasattr(error, "kind") else sys.modules["tlspec.judge.runner"].text_of(error)
+    return {"kind": getattr(error, "kind", "error"), "text": text, "refusal": getattr(error, "refusal", False)}
 
 
 def _described(results: list[Any], parts: list[Any]) -> list[dict[str, Any]]:
