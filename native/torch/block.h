@@ -4,7 +4,7 @@
  * operator with a kernel there runs on this library, whatever brought the call about: a module, a composite operator, inference
  * mode, or an autograd thread, which inherits the key and the block from the thread that called backward. Outside of blocks
  * nobody has the key, and nothing is slower. FRONT stands above autograd: for composite operators that PyTorch takes apart in
- * other ways on other devices. */
+ * other ways on other devices. DOUBLE is in no set of keys: kernels of float64 are found there. */
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,6 +21,7 @@ namespace tlrt {
 /* Keys that PyTorch keeps for experiments and that no other kernel of its own uses. */
 constexpr c10::DispatchKey KEY = c10::DispatchKey::CustomRNGKeyId;
 constexpr c10::DispatchKey FRONT = c10::DispatchKey::TESTING_ONLY_GenericMode;
+constexpr c10::DispatchKey DOUBLE = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 /* What a block has computed: calls and work of each operator, here or left to PyTorch. */
 class Block : public c10::DebugInfoBase {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
@@ -84,6 +85,7 @@ struct Types {
     bool foreign = false;                            /* one is a tracer's, or on another device */
     bool mixed = false;                              /* they are of several types */
     bool other = false;                              /* one is neither float32 nor narrower */
+    bool doubles = false;                            /* the operator computes in float64 */
     bool full = false;                               /* the result is wanted in float32 */
     bool pairs = false;                              /* one is complex64, and the others are that or float32 */
     at::ScalarType type = at::ScalarType::Undefined; /* that of one, of all where they are not mixed */
@@ -92,6 +94,9 @@ struct Types {
     {
         (see(arguments), ...);
         pairs = pairs && !unpaired;
+        doubles = real && !complex &&
+                  (wanted == at::kDouble ||
+                   (wanted == at::ScalarType::Undefined && !full && (axes || (type == at::kDouble && !mixed))));
         other = other || (type == at::kDouble && !mixed) ||
                 (wanted != at::kFloat && wanted != type && (at::isFloatingType(wanted) || at::isComplexType(wanted)));
     }
@@ -99,6 +104,8 @@ struct Types {
   private:
     at::ScalarType wanted = at::ScalarType::Undefined; /* the type that operands are converted to first */
     bool unpaired = false;                             /* one is neither complex64 nor float32 */
+    bool complex = false;                              /* one is complex, or a number is */
+    bool axes = false;                                 /* a float64 has axes */
 
     void see(const at::Tensor &t)
     {
@@ -110,6 +117,8 @@ struct Types {
         real = true;
         type = own;
         pairs = pairs || own == at::kComplexFloat;
+        complex = complex || t.is_complex();
+        axes = axes || (own == at::kDouble && t.dim() > 0);
         unpaired = unpaired || (own != at::kComplexFloat && own != at::kFloat);
         /* beside float32 a float64 without axes counts as a number */
         other = other || !(own == at::kFloat || own == at::kHalf || own == at::kBFloat16 ||
@@ -131,6 +140,7 @@ struct Types {
         see(*given);
         wanted = *given;
     }
+    void see(const at::Scalar &number) { complex = complex || number.isComplex(); }
     template <class T> void see(const T &) {}
 };
 
@@ -187,26 +197,30 @@ template <class... T> int64_t elements(const std::tuple<T...> &all)
 template <class R> using Found = std::optional<std::decay_t<R>>;
 
 /* The kernel at KEY of the operator Op that the function F computes: F gets float32 operands and gives the result, or nothing
- * where it does not compute this case. float16 and bfloat16 are widened, and results rounded once to the type. */
+ * where it does not compute this case. float16 and bfloat16 are widened, and results rounded once to the type. In float64 a kernel
+ * at DOUBLE computes, or F where it is composed of operators on numbers. */
 template <class Op, class Schema> struct Kernel;
 template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
     static constexpr bool draws = (std::is_same_v<A, std::optional<at::Generator>> || ...);
 
-    template <Found<R> (*F)(A...)> static R run(c10::DispatchKeySet keys, A... arguments)
+    template <Found<R> (*F)(A...), bool COMPOSED = false> static R run(c10::DispatchKeySet keys, A... arguments)
     {
         const Types types(arguments...);
         Block *const block = types.foreign ? nullptr : current();
-        if (block && types.mixed && !draws && !types.full) return promoted<F>(block, keys, arguments...);
+        if (block && types.mixed && !draws && !types.full) return promoted<F, COMPOSED>(block, keys, arguments...);
         if (block && types.real && !types.other) {
             if (Found<R> found = counted(block, [&] { return F(wide(arguments)...); }))
                 return types.full || types.mixed ? std::move(*found) : narrow(*found, types.type);
+        }
+        if (block && types.doubles) {
+            if (Found<R> found = doubled<F, COMPOSED>(block, arguments...)) return std::move(*found);
         }
         if constexpr (std::is_same_v<R, at::Tensor>) {
             if (block && !types.real) { /* of integers: whether numbers come of them PyTorch knows */
                 R found = original(keys, arguments...);
                 if (!is_plain(found) || !at::isFloatingType(found.scalar_type())) return found;
                 auto held = std::make_tuple(real(arguments, found.scalar_type())...);
-                return std::apply([&](auto &...a) { return run<F>(keys, a...); }, held);
+                return std::apply([&](auto &...a) { return run<F, COMPOSED>(keys, a...); }, held);
             }
         }
         return left(types.real ? block : nullptr, keys, arguments...);
@@ -231,11 +245,14 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
         if (block && !types.other) {
             if (Found<R> found = counted(block, [&] { return F(arguments...); })) return std::move(*found);
         }
+        if (block && types.doubles && !types.mixed) {
+            if (Found<R> found = doubled<F>(block, arguments...)) return std::move(*found);
+        }
         return left(block, keys, arguments...);
     }
 
     /* An operator that writes into its first operand: F makes a new tensor, or gives the operand when it has written to it. */
-    template <auto F> static R in_place(c10::DispatchKeySet keys, A... arguments)
+    template <auto F, bool COMPOSED = false> static R in_place(c10::DispatchKeySet keys, A... arguments)
     {
         static_assert(std::is_same_v<R, at::Tensor &>);
         const Types types(arguments...);
@@ -247,6 +264,10 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
             on_copy(keys, arguments...);
         if (!types.other) {
             if (Found<R> found = counted(block, [&] { return F(wide(arguments)...); }))
+                return found->is_same(target) ? target : target.copy_(*found);
+        }
+        if (types.doubles) {
+            if (Found<R> found = doubled<F, COMPOSED>(block, arguments...))
                 return found->is_same(target) ? target : target.copy_(*found);
         }
         return left(block, keys, arguments...);
@@ -276,13 +297,35 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
         return found;
     }
 
+    /* In float64, or nothing where no kernel does. */
+    template <auto F, bool COMPOSED = false> static Found<R> doubled(Block *block, A... arguments)
+    {
+        if constexpr (COMPOSED) {
+            return counted(block, [&] { return F(real(arguments, at::kDouble)...); });
+        } else {
+            static const bool known = c10::Dispatcher::singleton()
+                                          .findSchemaOrThrow(Op::name, Op::overload_name)
+                                          .hasKernelForDispatchKey(DOUBLE);
+            if (!known) return std::nullopt;
+            return counted(block, [&]() -> Found<R> {
+                Found<R> found = Op::redispatch(c10::DispatchKeySet(DOUBLE), arguments...);
+                costs(work_of(Op::name, {operand(arguments)...}, elements(*found)));
+                return found;
+            });
+        }
+    }
+
     /* Operands of several types: whether the operator takes them, and what type comes of them, PyTorch knows. */
-    template <Found<R> (*F)(A...)> static R promoted(Block *block, c10::DispatchKeySet keys, A... arguments)
+    template <Found<R> (*F)(A...), bool COMPOSED>
+    static R promoted(Block *block, c10::DispatchKeySet keys, A... arguments)
     {
         R theirs = original(keys, arguments...);
         const at::ScalarType type = type_of(theirs);
         if (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) {
             if (Found<R> found = counted(block, [&] { return F(wide(arguments)...); })) return narrow(*found, type);
+        }
+        if (type == at::kDouble) {
+            if (Found<R> found = doubled<F, COMPOSED>(block, arguments...)) return std::move(*found);
         }
         block->leave(Op::name, work_of(Op::name, {operand(arguments)...}, elements(theirs)));
         return theirs;
@@ -308,6 +351,8 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
         .c_str()
 #define TLRT_KERNEL(m, op, function) \
     (m).impl(TLRT_NAME(op), TORCH_FN((tlrt::Kernel<at::_ops::op, at::_ops::op::schema>::run<&function>)))
+#define TLRT_COMPOSED(m, op, function) \
+    (m).impl(TLRT_NAME(op), TORCH_FN((tlrt::Kernel<at::_ops::op, at::_ops::op::schema>::run<&function, true>)))
 #define TLRT_MIXED(m, op, function) \
     (m).impl(TLRT_NAME(op), TORCH_FN((tlrt::Kernel<at::_ops::op, at::_ops::op::schema>::run_mixed<&function>)))
 #define TLRT_COMPLEX(m, op, function, of_pairs) \
@@ -315,5 +360,7 @@ template <class Op, class R, class... A> struct Kernel<Op, R(A...)> {
              TORCH_FN((tlrt::Kernel<at::_ops::op, at::_ops::op::schema>::run_complex<&function, &of_pairs>)))
 #define TLRT_IN_PLACE(m, op, function) \
     (m).impl(TLRT_NAME(op), TORCH_FN((tlrt::Kernel<at::_ops::op, at::_ops::op::schema>::in_place<&function>)))
+#define TLRT_COMPOSED_IN_PLACE(m, op, function) \
+    (m).impl(TLRT_NAME(op), TORCH_FN((tlrt::Kernel<at::_ops::op, at::_ops::op::schema>::in_place<&function, true>)))
 
 } // namespace tlrt

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "call.h"
+#include "root.h"
 
 namespace tlrt {
 namespace pairs {
@@ -77,8 +78,7 @@ at::Tensor reciprocal(const at::Tensor &x) { return pairs::div(at::ones({}, x.op
 at::Tensor abs(const at::Tensor &x)
 {
     const Parts parts(x);
-    const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
-    return square(parts).sqrt().to(at::kFloat);
+    return root(square(parts)).to(at::kFloat);
 }
 
 at::Tensor angle(const at::Tensor &x)

@@ -182,9 +182,10 @@ std::optional<at::Tensor> addcdiv(const at::Tensor &x, const at::Tensor &a, cons
 /* PyTorch's formula, from whichever end is nearer: a weight of 1 gives y. */
 std::optional<at::Tensor> lerp_scalar(const at::Tensor &x, const at::Tensor &y, const at::Scalar &weight)
 {
-    const double w = weight.toDouble();
+    const bool is_double = x.scalar_type() == at::kDouble;
+    const double w = is_double ? weight.toDouble() : weight.to<float>();
     const at::Tensor d = y.sub(x);
-    return (float)std::abs(w) < 0.5f ? x.add(d.mul(weight)) : y.sub(d.mul(1.0f - (float)w));
+    return std::abs(w) < 0.5 ? x.add(d.mul(weight)) : y.sub(d.mul(is_double ? 1 - w : 1.0f - (float)w));
 }
 std::optional<at::Tensor> lerp_tensor(const at::Tensor &x, const at::Tensor &y, const at::Tensor &weight)
 {
@@ -240,7 +241,7 @@ template <class Op, auto F>
 at::Tensor scaled(c10::DispatchKeySet keys, const at::Tensor &x, const at::Tensor &y, const at::Scalar &alpha)
 {
     if (!alpha.equal(1) && is_complex(x, y)) return Op::redispatch(after(keys), x, y.mul(alpha), 1);
-    if (!alpha.equal(1)) return Kernel<Op, typename Op::schema>::template run<F>(keys, x, y, alpha);
+    if (!alpha.equal(1)) return Kernel<Op, typename Op::schema>::template run<F, true>(keys, x, y, alpha);
     return has_number(x, y) ? rounded_once<Op>(x, y, alpha) : Op::redispatch(after(keys), x, y, alpha);
 }
 /* Whole: the operator that makes a new tensor. */
@@ -254,7 +255,7 @@ at::Tensor &scaled_in_place(c10::DispatchKeySet keys, at::Tensor &x, const at::T
     if (is_complex(x, y) ||
         (current() && is_plain(x) && x.scalar_type() == at::kFloat && y.scalar_type() == at::kFloat))
         return Op::redispatch(after(keys), x, y.mul(alpha), 1);
-    return Kernel<Op, typename Op::schema>::template in_place<F>(keys, x, y, alpha);
+    return Kernel<Op, typename Op::schema>::template in_place<F, true>(keys, x, y, alpha);
 }
 
 /* Whether y is a number that the host holds, by whose inverse a GPU multiplies. */
@@ -273,7 +274,7 @@ at::Tensor quotient(c10::DispatchKeySet keys, const at::Tensor &x, const at::Ten
     const at::ScalarType type = at::result_type(x, y);
     const bool real = at::isFloatingType(type);
     if (!real && sizeof...(V)) return Op::redispatch(after(keys), x, y, rounding...);
-    const at::Tensor from = real ? wide(x.to(type)) : x;
+    const at::Tensor from = real ? (type == at::kDouble ? x.to(type) : wide(x.to(type))) : x;
     const at::Tensor number = at::full({}, y.item(), from.options().dtype(real ? from.scalar_type() : at::kFloat));
     return Op::redispatch(after(keys), from, number, rounding...).to(real ? type : at::kFloat);
 }
@@ -427,9 +428,9 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     UNARY(hardswish, hardswish);
     TLRT_KERNEL(m, rsqrt, rsqrt);
     TLRT_IN_PLACE(m, rsqrt_, rsqrt);
-    TLRT_KERNEL(m, hardsigmoid, hardsigmoid);
-    TLRT_IN_PLACE(m, hardsigmoid_, hardsigmoid);
-    TLRT_KERNEL(m, hardsigmoid_backward, hardsigmoid_backward);
+    TLRT_COMPOSED(m, hardsigmoid, hardsigmoid);
+    TLRT_COMPOSED_IN_PLACE(m, hardsigmoid_, hardsigmoid);
+    TLRT_COMPOSED(m, hardsigmoid_backward, hardsigmoid_backward);
     TLRT_KERNEL(m, gelu, gelu);
     TLRT_IN_PLACE(m, gelu_, gelu);
     TLRT_KERNEL(m, gelu_backward, gelu_backward);
@@ -450,15 +451,15 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     TLRT_KERNEL(m, pow_Scalar, pow_of_scalar);
     TLRT_KERNEL(m, atan2, atan2);
     TLRT_IN_PLACE(m, atan2_, atan2);
-    TLRT_KERNEL(m, rsub_Tensor, rsub);
-    TLRT_KERNEL(m, addcmul, addcmul);
-    TLRT_IN_PLACE(m, addcmul_, addcmul);
-    TLRT_KERNEL(m, addcdiv, addcdiv);
-    TLRT_IN_PLACE(m, addcdiv_, addcdiv);
-    TLRT_KERNEL(m, lerp_Scalar, lerp_scalar);
-    TLRT_IN_PLACE(m, lerp__Scalar, lerp_scalar);
-    TLRT_KERNEL(m, lerp_Tensor, lerp_tensor);
-    TLRT_IN_PLACE(m, lerp__Tensor, lerp_tensor);
+    TLRT_COMPOSED(m, rsub_Tensor, rsub);
+    TLRT_COMPOSED(m, addcmul, addcmul);
+    TLRT_COMPOSED_IN_PLACE(m, addcmul_, addcmul);
+    TLRT_COMPOSED(m, addcdiv, addcdiv);
+    TLRT_COMPOSED_IN_PLACE(m, addcdiv_, addcdiv);
+    TLRT_COMPOSED(m, lerp_Scalar, lerp_scalar);
+    TLRT_COMPOSED_IN_PLACE(m, lerp__Scalar, lerp_scalar);
+    TLRT_COMPOSED(m, lerp_Tensor, lerp_tensor);
+    TLRT_COMPOSED_IN_PLACE(m, lerp__Tensor, lerp_tensor);
     m.impl("add.Tensor", TORCH_FN((scaled<at::_ops::add_Tensor, &add>)));
     m.impl("sub.Tensor", TORCH_FN((scaled<at::_ops::sub_Tensor, &sub>)));
     m.impl("add_.Tensor", TORCH_FN((scaled_in_place<at::_ops::add__Tensor, at::_ops::add_Tensor, &add>)));

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "call.h"
+#include "root.h"
 #include "sums.h"
 
 namespace tlrt {
@@ -21,13 +22,6 @@ using Tensor = at::Tensor;
 Tensor scalar_zero(const Tensor &like) { return at::zeros({}, like.options()); }
 Tensor floats(const Tensor &x) { return x.to(at::kFloat); }
 Tensor doubles(const Tensor &x) { return x.to(at::kDouble); }
-
-/* The root of float64, which rounds once. */
-Tensor root(const Tensor &x)
-{
-    const c10::impl::ExcludeDispatchKeyGuard guard(KEY);
-    return x.sqrt();
-}
 
 /* e^(x/2), whose square is in range a little longer than e^x. */
 Tensor root_exp(const Tensor &x) { return x.mul(0.5).exp(); }
@@ -138,7 +132,7 @@ Maybe logaddexp2(const Tensor &x, const Tensor &y)
 Tensor xlog(const Tensor &x, const Tensor &y, const Tensor &log)
 {
     const Tensor found = at::where(x.eq(0), at::zeros({}, log.options()), x.mul(log));
-    return at::where(y.isnan(), at::full({}, std::nan(""), log.options()), found);
+    return at::where(x.isnan().logical_or(y.isnan()), at::full({}, std::nan(""), log.options()), found);
 }
 Maybe xlogy(const Tensor &x, const Tensor &y) { return xlog(x, y, floats(y).log()); }
 Maybe xlog1py(const Tensor &x, const Tensor &y) { return xlog(x, y, floats(y).log1p()); }
@@ -246,13 +240,13 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     TLRT_KERNEL(m, xlogy_Tensor, xlogy);
     TLRT_KERNEL(m, special_xlog1py, xlog1py);
     TLRT_KERNEL(m, hypot, hypot);
-    TLRT_KERNEL(m, prod, prod_all);
-    TLRT_KERNEL(m, prod_dim_int, prod_axis);
-    TLRT_KERNEL(m, cumprod, cumprod);
+    TLRT_COMPOSED(m, prod, prod_all);
+    TLRT_COMPOSED(m, prod_dim_int, prod_axis);
+    TLRT_COMPOSED(m, cumprod, cumprod);
     TLRT_KERNEL(m, logcumsumexp, logcumsumexp);
-    TLRT_KERNEL(m, nansum, nansum);
-    TLRT_KERNEL(m, linalg_cross, cross);
-    TLRT_KERNEL(m, addr, addr);
+    TLRT_COMPOSED(m, nansum, nansum);
+    TLRT_COMPOSED(m, linalg_cross, cross);
+    TLRT_COMPOSED(m, addr, addr);
     TLRT_KERNEL(m, addbmm, addbmm);
 }
 

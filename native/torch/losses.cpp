@@ -311,12 +311,12 @@ Maybe pdist_backward(const at::Tensor &g, const at::Tensor &x, double p, const a
 
 TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
 {
-    TLRT_KERNEL(m, binary_cross_entropy, binary_cross_entropy);
-    TLRT_KERNEL(m, binary_cross_entropy_backward, binary_cross_entropy_backward);
-    TLRT_KERNEL(m, smooth_l1_loss, smooth_l1);
-    TLRT_KERNEL(m, smooth_l1_loss_backward, smooth_l1_backward);
-    TLRT_KERNEL(m, huber_loss, huber);
-    TLRT_KERNEL(m, huber_loss_backward, huber_backward);
+    TLRT_COMPOSED(m, binary_cross_entropy, binary_cross_entropy);
+    TLRT_COMPOSED(m, binary_cross_entropy_backward, binary_cross_entropy_backward);
+    TLRT_COMPOSED(m, smooth_l1_loss, smooth_l1);
+    TLRT_COMPOSED(m, smooth_l1_loss_backward, smooth_l1_backward);
+    TLRT_COMPOSED(m, huber_loss, huber);
+    TLRT_COMPOSED(m, huber_loss_backward, huber_backward);
     TLRT_KERNEL(m, multi_margin_loss, multi_margin);
     TLRT_KERNEL(m, multi_margin_loss_backward, multi_margin_backward);
     TLRT_KERNEL(m, multilabel_margin_loss_forward, multilabel_margin);
@@ -328,8 +328,8 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     TLRT_KERNEL(m, _weight_norm_interface, weight_norm);
     TLRT_KERNEL(m, _weight_norm_interface_backward, weight_norm_backward);
     TLRT_KERNEL(m, renorm, renorm);
-    TLRT_KERNEL(m, norm_ScalarOpt_dim, norm);
-    TLRT_KERNEL(m, norm_ScalarOpt_dim_dtype, norm_typed);
+    TLRT_COMPOSED(m, norm_ScalarOpt_dim, norm);
+    TLRT_COMPOSED(m, norm_ScalarOpt_dim_dtype, norm_typed);
     m.impl(TLRT_NAME(embedding_renorm_), TORCH_FN(embedding_renorm));
     TLRT_KERNEL(m, _cdist_forward, distances);
     TLRT_KERNEL(m, _cdist_backward, cdist_backward);

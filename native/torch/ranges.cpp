@@ -36,13 +36,13 @@ at::Tensor &logspace(c10::DispatchKeySet keys, const at::Scalar &start, const at
 {
     Block *const block = is_plain(out) ? current() : nullptr;
     const at::ScalarType type = out.scalar_type();
-    if (!block || steps < 1 || !at::isFloatingType(type) || type == at::kDouble || start.isComplex() ||
-        end.isComplex()) {
+    if (!block || steps < 1 || !at::isFloatingType(type) || start.isComplex() || end.isComplex()) {
         if (block && steps > 0) block->leave("aten::logspace", steps);
         return at::_ops::logspace_out::redispatch(after(keys), start, end, steps, base, out);
     }
     block->add("aten::logspace", true, steps);
-    const at::Tensor y = at::pow(base, at::linspace(start, end, steps, out.options().dtype(at::kFloat)));
+    const at::Tensor y =
+        at::pow(base, at::linspace(start, end, steps, out.options().dtype(type == at::kDouble ? type : at::kFloat)));
     if (out.numel() != steps) out.resize_({steps});
     return out.copy_(y.view(out.sizes()));
 }

@@ -138,8 +138,8 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     TLRT_KERNEL(m, nll_loss2d_forward, nll_loss<at::_ops::nll_loss2d_forward>);
     TLRT_KERNEL(m, nll_loss_backward, nll_loss_backward<at::_ops::nll_loss_backward>);
     TLRT_KERNEL(m, nll_loss2d_backward, nll_loss_backward<at::_ops::nll_loss2d_backward>);
-    TLRT_KERNEL(m, mse_loss, mse_loss);
-    TLRT_KERNEL(m, mse_loss_backward, mse_loss_backward);
+    TLRT_COMPOSED(m, mse_loss, mse_loss);
+    TLRT_COMPOSED(m, mse_loss_backward, mse_loss_backward);
 }
 
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m)

@@ -211,7 +211,7 @@ TORCH_LIBRARY_IMPL(aten, CustomRNGKeyId, m)
     TLRT_KERNEL(m, std_mean_correction, std_mean);
     TLRT_COMPLEX(m, linalg_vector_norm, vector_norm, pairs::vector_norm);
     TLRT_KERNEL(m, logsumexp, logsumexp);
-    TLRT_KERNEL(m, trace, trace);
+    TLRT_COMPOSED(m, trace, trace);
     TLRT_KERNEL(m, cumsum, cumsum);
 }
 

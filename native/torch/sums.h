@@ -7,10 +7,10 @@
 
 namespace tlrt {
 
-/* The tensor in the type that a sum or product is wanted in. */
+/* The tensor in the type that a sum or product is wanted in. float64 comes here where it is that. */
 inline at::Tensor typed(const at::Tensor &x, std::optional<at::ScalarType> type)
 {
-    return x.scalar_type() == at::kFloat ? x : x.to(type.value_or(at::kFloat));
+    return x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble ? x : x.to(type.value_or(at::kFloat));
 }
 
 /* The terms of a loss: each, their mean or their sum. */

@@ -6,7 +6,7 @@ import ctypes
 from functools import cache
 
 from tlrt.torch import shim
-from tlrt.torch.routes import bags, boxes, ctc, decompositions, images, lu, scatters, triangular
+from tlrt.torch.routes import bags, boxes, ctc, decompositions, double, double_sums, images, lu, scatters, triangular
 from tlrt.torch.routes.base import ROUTES, has_kernel, operator_names, pass_functions, register_kernels
 from tlrt.torch.routes.determined import DETERMINED, MOVED
 
@@ -17,6 +17,8 @@ __all__ = [
     "boxes",
     "ctc",
     "decompositions",
+    "double",
+    "double_sums",
     "images",
     "lu",
     "register",

@@ -14,11 +14,13 @@ from tlrt.torch import shim
 
 aten = torch.ops.aten
 #: the dispatch keys of the block, as native/torch/block.h has them
-KEY, FRONT = "CustomRNGKeyId", "TESTING_ONLY_GenericMode"
+KEY, FRONT, DOUBLE = "CustomRNGKeyId", "TESTING_ONLY_GenericMode", "TESTING_ONLY_GenericWrapper"
 #: operator -> function of the same arguments, which raises NotImplementedError for a case that it does not compute
 ROUTES: dict[Any, Callable[..., Any]] = {}
 #: functions that take float32 alone, as their operators do on a CPU
 SINGLE: set[Callable[..., Any]] = set()
+#: operator that native/torch computes in float32 -> function of float64 tensors
+DOUBLES: dict[Any, Callable[..., Any]] = {}
 #: kernels of other libraries' operators, by name
 LIBRARIES: dict[str, Callable[..., Any]] = {}
 
@@ -145,6 +147,24 @@ def _kernel(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
+def _doubled(value: Any) -> Any:
+    return value.to(torch.float64) if isinstance(value, torch.Tensor) else value
+
+
+def _double_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of float64, where native/torch looks for it: all that it calls is PyTorch's own."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_key_set(KEY, "AutocastCPU", "AutocastCUDA")):
+            return function(*map(_doubled, args), **{n: _doubled(v) for n, v in kwargs.items()})
+
+    return kernel
+
+
+def _in_place(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda target, *args, **kwargs: target.copy_(kernel(target, *args, **kwargs))
+
+
 _IGNORED = ("memory_format", "layout", "device", "pin_memory")
 
 
@@ -201,6 +221,12 @@ def register_kernels(routed: Sequence[str]) -> None:
     for name, kernel in LIBRARIES.items():
         namespace, _, op = name.partition("::")
         library(namespace).impl(op, kernel, KEY)
+    for operator, function in DOUBLES.items():
+        kernel = _double_kernel(function)
+        library().impl(_full_name(operator), kernel, DOUBLE)
+        for name in map(_full_name, _twins(operator)):
+            if has_kernel(name):
+                library().impl(name, _in_place(kernel), DOUBLE)
     packets = [getattr(aten, n) for n in routed if hasattr(aten, n)]
     writing = dict[str, str]()
     for operator in [*ROUTES, *(getattr(p, o) for p in packets for o in p.overloads())]:
