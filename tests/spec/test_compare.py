@@ -63,6 +63,15 @@ def test_a_result_beyond_its_format_passes_where_the_tolerance_reaches_that_far(
         assert compare(np.array([beyond]), np.array([ref]), np.array([tol]), format=f).ok == ok
 
 
+@pytest.mark.parametrize("f", [f for f in FORMATS.values() if f.overflow < np.inf], ids=lambda f: f.name)
+def test_a_result_beyond_its_format_has_the_sign_of_the_reference(f: Format) -> None:
+    for sign in (1, -1):
+        ref = np.array([sign * 4.0 * f.largest])
+        wrong = [-sign * f.largest, -sign * np.inf, 0.0, sign * f.largest / 2]
+        assert not any(compare(np.array([x]), ref, np.array([1.0]), format=f).ok for x in wrong)
+        assert compare(np.array([sign * np.inf if f.infinite else np.nan]), ref, np.array([1.0]), format=f).ok
+
+
 def test_signed_zeros() -> None:
     assert one(-0.0, -0.0) and not one(0.0, -0.0)
     assert not one(0.0, -(2.0**-160))  # rounds to -0

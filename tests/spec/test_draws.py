@@ -24,7 +24,7 @@ from tlspec.draw.cases import (
     generator,
     refused_by,
 )
-from tlspec.draw.data import double, fill
+from tlspec.draw.data import PART, double, fill
 from tlspec.draw.draws import DIMS, LIMITS
 from tlspec.formats import FORMATS
 from tlspec.judge import altered
@@ -124,6 +124,14 @@ def test_indices_are_rows_unless_they_are_to_lie_outside(edges: tuple[int, ...])
         assert {0, rows - 1} | near <= set(found.tolist()) and found.max() < rows
         outside = np.concatenate(drawn(lambda d, rows=rows: d.indices(20, rows, outside=True), edges=edges))
         assert {rows, 2**32 - 1} == set(outside[outside >= rows].tolist())
+
+
+@pytest.mark.every_choice
+@pytest.mark.parametrize("count", [PART, PART + 1000, 2 * PART])
+def test_what_is_drawn_next_is_drawn_for_the_first_time(count: int) -> None:
+    rng = generator("next", count)
+    first, then = (fill(rng, (n,), "normal") for n in (count, 1000))
+    assert not any((first[i : i + 8] == then[:8]).all() for i in np.flatnonzero(first[:-8] == then[0]))
 
 
 @pytest.mark.every_choice

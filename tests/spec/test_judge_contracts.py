@@ -222,6 +222,14 @@ def test_layouts_and_refusals() -> None:
 
     report = judged(narrow, "reduce_sum_axis1", refuses=["empty", "cols > 20"], empty=True, cases=SMALL)
     assert report.ok and report.unsupported > 0
+
+    def few(x: np.ndarray) -> np.ndarray:
+        if x.shape[1] > 4:
+            raise NotImplementedError
+        return x.sum(axis=1)
+
+    report = judged(few, "reduce_sum_axis1", refuses="cols > 4", data="normal", cases={"small": 24})
+    assert report.verdict == "pass" and report.unsupported > sum(r.cases for r in report.rows)
     for refuses in (None, "empty", "cols > 30", lambda cols: cols > 30):
         assert fails(narrow, "reduce_sum_axis1", refuses=refuses, empty=True, cases=SMALL)
     with pytest.raises(ValueError, match="reduce_sum_axis1 has no columns; it has rows, cols"):

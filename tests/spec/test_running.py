@@ -364,6 +364,19 @@ def test_what_rounding_decides_is_covered_or_refused() -> None:
             call()
 
 
+@pytest.mark.parametrize("compare", [np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal])
+def test_what_two_errors_may_exchange_is_undecided(compare: np.ufunc) -> None:
+    """Each within its own error of the other, on either side, or as far as the sum of both."""
+    x, dx = np.meshgrid([1.0, 1.5, 2.0], [0.0, 0.25, 0.5])
+    for y, dy in product([1.0, 1.25, 1.5, 2.0], [0.0, 0.25, 0.5]):
+        made = np.where(compare(ErrorArray(x, dx, NUMPY), ErrorArray(np.full_like(x, y), dy, NUMPY)), 8.0, 4.0)
+        for a, b in product([-1, -0.5, 0, 0.5, 1], repeat=2):
+            got = np.where(compare(x + a * dx, y + b * dy), 8.0, 4.0)
+            assert (np.abs(got - made.value) <= made.error).all()
+        apart = np.abs(x - y) > dx + dy
+        assert not made.error[apart].any()
+
+
 def test_what_an_array_with_errors_keeps() -> None:
     """Its errors where it is copied in another type or written to, and numbers between whole ones."""
     x = ErrorArray(np.broadcast_to(1.0, (3,)), np.array([0.25, 0.5, 0.0]))

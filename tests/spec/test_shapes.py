@@ -107,3 +107,12 @@ def test_lists() -> None:
         all(shapes.FUNCTIONS[name] is getattr(shapes, name) for name in shapes.FUNCTIONS)
         and len(shapes.FUNCTIONS) == 30
     )
+
+
+def test_a_slice_takes_indices_of_its_axis_alone() -> None:
+    for size, count, start, step in itertools.product(range(5), range(5), range(7), range(4)):
+        for back in (0, 1):
+            taken = [start + (-i if back else i) * step for i in range(count)]
+            fits = step >= 1 and start <= size and all(0 <= i < size for i in taken)
+            assert shapes.slices_ok([size], [count], [start], [step], back) == fits, (size, count, start, step, back)
+    assert not shapes.slices_ok([3], [1], [0], [1], 2) and not shapes.slices_ok([3], [1, 1], [0], [1], 0)
