@@ -151,6 +151,21 @@ def test_every_algorithm_is_taken_by_a_model_or_by_a_shape_that_is_written_down(
     assert [other for other in OTHERS if texts(iter([other])) <= by_models] == [], "a model takes it"
 
 
+@pytest.mark.parametrize(("name", "sizes", "results"), [
+    ("linear", {"outputs": 3, "inputs": 5, "batch": 7}, {"y": 21, "gW": 15, "gx": 35}),
+    ("matmul", {"m": 3, "n": 5, "p": 7}, {"out": 21, "gA": 15, "gB": 35}),
+    ("bmm", {"batch": 2, "m": 3, "n": 5, "p": 7}, {"out": 21, "gA": 15, "gB": 35}),
+])  # fmt: skip
+def test_an_explained_product_has_the_elements_of_its_result(
+    name: str, sizes: dict[str, int], results: dict[str, int]
+) -> None:
+    """Of each of a batch; all three products of an operation multiply as many pairs."""
+    forward, gradients = getattr(module, f"_{name}")(**sizes)
+    for result, elements in results.items():
+        kind, (_, m, n, p, *_) = {**forward, **gradients}[result]
+        assert kind == "product" and m * p == elements and m * n * p == 3 * 5 * 7, result
+
+
 def test_a_wrong_command_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     zero, bad = ["matmul", "m=0", "n=2", "p=3"], ["matmul", "1", "2", "3", "--capability", "x"]
     for words, said in ((["matmul", "5"], "expected: "), (zero, "m: got 0"), (["mtmul"], "matmul"), (bad, "8.0"),
