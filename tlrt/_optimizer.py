@@ -700,28 +700,24 @@ class Optimizer(Uncopied):
 
     def _regrouped(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """The settings in the groups and the order of this optimiser, where parameters of a group have equal ones."""
-        groups, names = settings.get("groups"), settings.get("parameters")
+        groups, names = settings.get("groups", []), settings.get("parameters")
         own = [p.name for p in self.parameters]
-        if not (
-            isinstance(names, list) and set(own) == {n for n in names if isinstance(n, str)} and len(own) == len(names)
-        ):
+        if not isinstance(names, list) or sorted(names, key=str) != sorted(own):
             return settings
+        if not self.groups and not groups:
+            return {**settings, "parameters": own}
         if not self.groups or not isinstance(groups, list) or not all(isinstance(g, Mapping) for g in groups):
-            return settings if self.groups or groups else {**settings, "parameters": own}
-        of: dict[str, Mapping[str, Any]] = {}
-        for group in groups:
-            of.update({n: {**group, "parameters": []} for n in group.get("parameters") or () if isinstance(n, str)})
+            return settings
+        of = {n: {**g, "parameters": []} for g in groups for n in g.get("parameters") or () if isinstance(n, str)}
         wanted = [[p.name for p in group.parameters] for group in self.groups]
         if set(of) != set(own) or any(not m or any(of[n] != of[m[0]] for n in m) for m in wanted):
             return settings
-        return {
-            **settings,
-            "parameters": own,
-            "groups": [{**of[members[0]], "parameters": members} for members in wanted],
-        }
+        return {**settings, "parameters": own, "groups": [{**of[m[0]], "parameters": m} for m in wanted]}
 
     def load_state(self, settings: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Takes over what :meth:`state` gave, hyperparameters included; nothing changes where it does not fit.
+
+        The parameters may stand in another order, and in other groups of equal hyperparameters.
 
         Parameters
         ----------

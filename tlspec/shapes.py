@@ -131,6 +131,8 @@ def positive(dims: Sequence[int]) -> bool:
 
 #: sizes of 2^32 and more are reported as this, which no buffer can have
 TOO_LARGE = 2**32
+#: the axes that an operation takes
+MOST_AXES = 8
 
 
 def conv_size(size: int, kernel: int, stride: int, padding: int) -> int:
@@ -163,7 +165,7 @@ def conv_transpose_out(
 
 def conv_ok(spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> bool:
     """Whether the lists are a convolution's: equal ranks from 1 to 8, every output size from 1 to 2^32 - 1."""
-    same = 1 <= len(spatial) <= 8 and len(spatial) == len(kernel) == len(stride) == len(padding)
+    same = 1 <= len(spatial) <= MOST_AXES and len(spatial) == len(kernel) == len(stride) == len(padding)
     return same and all(1 <= n < TOO_LARGE for n in conv_out(spatial, kernel, stride, padding))
 
 
@@ -171,7 +173,7 @@ def conv_transpose_ok(
     spatial: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> bool:
     """The same for a transposed convolution."""
-    same = 1 <= len(spatial) <= 8 and len(spatial) == len(kernel) == len(stride) == len(padding)
+    same = 1 <= len(spatial) <= MOST_AXES and len(spatial) == len(kernel) == len(stride) == len(padding)
     return same and all(1 <= n < TOO_LARGE for n in conv_transpose_out(spatial, kernel, stride, padding))
 
 
@@ -206,13 +208,13 @@ def conv_transpose_grouped_out(*lists: Sequence[int]) -> list[int]:
 
 def conv_grouped_ok(*lists: Sequence[int]) -> bool:
     """Whether the lists are a convolution's: equal ranks from 1 to 8, every output size from 1 to 2^32 - 1."""
-    same = len({len(values) for values in lists}) == 1 and 1 <= len(lists[0]) <= 8
+    same = len({len(values) for values in lists}) == 1 and 1 <= len(lists[0]) <= MOST_AXES
     return same and all(1 <= n < TOO_LARGE for n in conv_grouped_out(*lists))
 
 
 def conv_transpose_grouped_ok(*lists: Sequence[int]) -> bool:
     """The same for a transposed convolution."""
-    same = len({len(values) for values in lists}) == 1 and 1 <= len(lists[0]) <= 8
+    same = len({len(values) for values in lists}) == 1 and 1 <= len(lists[0]) <= MOST_AXES
     return same and all(1 <= n < TOO_LARGE for n in conv_transpose_grouped_out(*lists))
 
 

@@ -9,7 +9,6 @@
 #include <numeric>
 
 #include "call.h"
-#include "root.h"
 
 namespace tlrt {
 namespace pairs {
@@ -78,7 +77,7 @@ at::Tensor reciprocal(const at::Tensor &x) { return pairs::div(at::ones({}, x.op
 at::Tensor abs(const at::Tensor &x)
 {
     const Parts parts(x);
-    return root(square(parts)).to(at::kFloat);
+    return square(parts).sqrt().to(at::kFloat);
 }
 
 at::Tensor angle(const at::Tensor &x)

@@ -10,7 +10,6 @@
 #include <limits>
 
 #include "call.h"
-#include "root.h"
 #include "sums.h"
 
 namespace tlrt {
@@ -97,7 +96,7 @@ Maybe erfinv(const Tensor &x)
             p = p.mul(t).add(c[i]);
         return p;
     };
-    const Tensor y = floats(at::where(w.lt(5), series(NEAR, w.sub(2.5)), series(FAR, root(w).sub(3))).mul(d));
+    const Tensor y = floats(at::where(w.lt(5), series(NEAR, w.sub(2.5)), series(FAR, w.sqrt().sub(3))).mul(d));
     return at::where(x.abs().eq(1), x.mul(std::numeric_limits<double>::infinity()), y);
 }
 
@@ -141,7 +140,7 @@ Maybe hypot(const Tensor &x, const Tensor &y)
     const Tensor a = doubles(x), b = doubles(y);
     const Tensor infinite = x.isinf().logical_or(y.isinf()); /* beside NaN, too */
     return at::where(infinite, at::full({}, std::numeric_limits<double>::infinity(), x.options()),
-                     floats(root(a.mul(a).add(b.mul(b)))));
+                     floats(a.mul(a).add(b.mul(b)).sqrt()));
 }
 
 /* ---- products and running results ----------------------------------------------------------------------------------------- */

@@ -13,9 +13,7 @@ from tlrt._operations.base import Ref, atomic, indices
 from tlrt._operations.plan import Shape
 from tlrt._operations.shape import ShapeOperations
 from tlrt.errors import ArgumentError, ArgumentTypeError, IndexOutOfRangeError, ShapeError, refusal
-
-#: axes that an operation of the C library takes
-RANK = 8
+from tlspec.shapes import MOST_AXES
 
 
 class SliceOperations(ShapeOperations[Ref]):
@@ -431,7 +429,7 @@ class SliceOperations(ShapeOperations[Ref]):
 
     def _repeated(self, op: str, x: Ref, sizes: Shape, new: list[tuple[int, bool, int]]) -> Ref:
         """x, seen as `sizes`, with new axes (beside axis k, after it, of a size) that are then folded into axis k."""
-        if len(sizes) + len(new) > RANK:  # one after the other, with the axes before and after it as one each
+        if len(sizes) + len(new) > MOST_AXES:  # one after the other, with the axes before and after it as one each
             for k, after, count in new:
                 seen = math.prod(sizes[:k]), sizes[k], math.prod(sizes[k + 1 :])
                 x = self._repeated(op, x, seen, [(1, after, count)])

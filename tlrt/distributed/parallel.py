@@ -185,13 +185,10 @@ class DataParallel:
         named = [(p.name, p.shape, p.requires_grad) for p in self.session.parameters.values()]
         self.group.agree(op, {
             "shards": self.shards, "math": getattr(self.session.device, "math", "exact"), "seed": self.session.seed,
-            "max_norm": self.max_norm, "optimizer": self._settings(), "steps": self._steps,
+            "max_norm": self.max_norm, "optimizer": _text(self.optimizer), "steps": self._steps,
             "parameters": hashlib.sha256(repr(named).encode()).hexdigest()[:16],
             "values of the parameters": digest.hexdigest()[:16],
         })  # fmt: skip
-
-    def _settings(self) -> str:
-        return _text(self.optimizer)
 
     def _members(self) -> list[tuple[Optimizer, set[str]]]:
         """The groups of this rank's optimiser, each with the names of its parameters on all ranks: groups of the same
@@ -286,9 +283,10 @@ class DataParallel:
         self, losses: list[float], inputs: list[int], reached: list[str], norms: list[float]
     ) -> tuple[float, set[str], float]:
         """The mean of all losses, the names of the parameters that one of them reaches, and the norm of all gradients."""
-        # by what each is of: a group by its first parameter
-        said = {"optimizer": self._settings(), "statistics": self._moving}
-        said.update({f"optimizer: group of {min(names)}": _text(part) for part, names in self._groups if names})
+        said = {"optimizer": _text(self.optimizer), "statistics": self._moving}
+        # groups, which not all ranks have, by their first parameters
+        parts = [(part, names) for part, names in self._groups if names and part is not self.optimizer]
+        said |= {f"optimizer: group of {min(names)}": _text(part) for part, names in parts}
         every = self.group.gather([losses, inputs, reached, norms, said])
         known: dict[str, tuple[int, Any]] = {}
         for rank, (*_, found) in enumerate(every):

@@ -17,11 +17,10 @@ import numpy as np
 from tlrt.errors import refusal
 from tlspec.draw.cases import Case, build_case, cotangent_names, evaluate, generator, refused_by, shape_of
 from tlspec.registry import Array, Op, Param
+from tlspec.shapes import MOST_AXES
 
 #: elements, and sizes of dimensions, are below it
 LIMIT = 2**32
-#: axes of a dimension list
-MOST_AXES = 8
 
 
 class InputError(ValueError):

@@ -32,7 +32,7 @@ OFTEN, OFTEN_CALLS, OFTEN_SECONDS = 3, (5000, 6000), 1.0
 BATCH_SECONDS, BATCH_BYTES = 0.1, 2**24
 #: seconds that loading a kernel may take for it to be loaded once more
 LOADING_SECONDS = 0.5
-#: the root of the largest number of a format of few binades
+#: the least root of the largest number of a format that has more than a few binades
 FEW = 2.0**32
 #: what a kernel's NotImplementedError is
 UNSUPPORTED = "unsupported"
@@ -170,12 +170,8 @@ def repeats(check: Judge, case: Case) -> None:
 
 def _others(case: Case) -> Iterator[tuple[str, Case]]:
     """Cases with arrays of the same shapes, and what is said of them."""
-    for key, make in (OTHERS | ORDERED if case.data == "normal" else OTHERS).items():
+    for key, make in (OTHERS | ORDERED | _zeroed(case) if case.data == "normal" else OTHERS).items():
         yield key, kept.derived(case, key, partial(make, case))
-    names = _arrays_of(case)
-    for name in names if case.data == "normal" and len(names) > 1 else ():
-        key = f"zeros alone in {name}"
-        yield key, kept.derived(case, key, partial(altered.zeroed, case, name))
     for place, said in enumerate(FILLED if case.data == "normal" else ()):
         if (made := altered.filled(case, place)) is not None:
             yield said, kept.derived(case, said, partial(altered.filled, case, place))  # type: ignore[arg-type]
@@ -218,8 +214,7 @@ def far_apart(check: Judge, case: Case, *, special: bool, every: bool) -> None:
     with `every` also with what else of long arrays is seen where all of it counts. Of special numbers zeros beside them."""
     changes: dict[str, Callable[[Case], Case]]
     if case.data == "special":
-        names = _arrays_of(case)
-        changes = {f"zeros alone in {n}": partial(altered.zeroed, name=n) for n in names if len(names) > 1}
+        changes = _zeroed(case)
     else:
         changes = dict(LONG) if every else {TIES: LONG[TIES]}
         if special and "special" in data_classes(check.op, check.which) and not check.op.signature.elementwise:
@@ -234,9 +229,15 @@ def _arrays_of(case: Case) -> list[str]:
     return [n for n, x in arrays.items() if x is not None and x.dtype.kind == "f" and x.size]
 
 
+def _zeroed(case: Case) -> dict[str, Callable[[Case], Case]]:
+    """Zeros alone in each array of several."""
+    names = _arrays_of(case)
+    return {f"zeros alone in {n}": partial(altered.zeroed, name=n) for n in names if len(names) > 1}
+
+
 def parameters(check: Judge, case: Case) -> None:
-    """The same arrays with each parameter otherwise, a function of one number where it changes its way, and in a format of few
-    binades numbers whose squares are beyond it, as sums of them seldom are."""
+    """The same arrays with each parameter otherwise, and a function of one number where it changes its way; in a format of few
+    binades also numbers whose squares are beyond it."""
     for said, made in altered.parametrised(case):
         _altered(check, case, f"the same arrays with {said}", made)
     root = 2.0 ** math.frexp(math.sqrt(check.format.largest))[1]

@@ -232,26 +232,33 @@ def power_by_number(x: Any, y: float) -> Any:
     return simple[y](x) if y in simple else power(x, number(y, x))
 
 
-def sqrt(x: Any) -> Any:
-    """Correctly rounded, which PyTorch's is on a GPU and, by the library that it calls, not on every CPU."""
+def _rest(x: Any, root: Any) -> Any:
+    """x - root², which is exact."""
+    square, low = _two_product(root, root)
+    return (x - square) - low
+
+
+def _root(x: Any) -> Any:
+    """Whether x is so small that x·2^600 stands for it, else x·2^-200; this number; and its root, correctly rounded. PyTorch's is
+    so on a GPU, and not on every CPU: findings/torch-sqrt-rounds-wrong.sh."""
     tiny = x < 2.0**-500
     inside = torch.where(tiny, x * 2.0**600, x * 2.0**-200)
     root = inside.sqrt()
     above, below = (torch.nextafter(root, number(end, x)) for end in (INFINITY, 0.0))
-    square, low = _two_product(root, root)
-    rest = (inside - square) - low
+    rest = _rest(inside, root)
     root = torch.where(rest > root * (above - root), above, torch.where(rest <= root * (below - root), below, root))
+    return tiny, inside, root
+
+
+def sqrt(x: Any) -> Any:
+    tiny, _, root = _root(x)
     y = torch.where(tiny, root * 2.0**-300, root * 2.0**100)
     return torch.where((x > 0) & (x < INFINITY), y, x.sqrt())
 
 
 def rsqrt(x: Any) -> Any:
-    tiny = x < 2.0**-500
-    inside = torch.where(tiny, x * 2.0**600, x * 2.0**-200)
-    root = sqrt(inside)
-    square, low = _two_product(root, root)
-    root = (root, ((inside - square) - low) / (root + root))
-    y = _quotient((torch.ones_like(x), 0.0), root)[0]
+    tiny, inside, root = _root(x)
+    y = _quotient((torch.ones_like(x), 0.0), (root, _rest(inside, root) / (root + root)))[0]
     y = torch.where(tiny, y * 2.0**300, y * 2.0**-100)
     return torch.where((x > 0) & (x < INFINITY), y, x.sqrt().reciprocal())
 

@@ -32,7 +32,7 @@ def _axes(x: Any, dim: Any) -> list[int]:
 def sums(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     axes = _axes(x, dim)
     kept = [n for d, n in enumerate(x.shape) if d not in axes]
-    y = x.movedim(axes, list(range(len(axes)))).reshape(_count(x, dim), *kept)
+    y = x.movedim(axes, list(range(len(axes)))).reshape(_count(x, axes), *kept)
     half = (len(y) + 1) // 2
     first = y[:half].clone(memory_format=torch.contiguous_format)
     first[: len(y) - half].add_(y[half:])
@@ -40,19 +40,21 @@ def sums(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -
     return y.reshape([1 if d in axes else n for d, n in enumerate(x.shape)]) if keepdim else y
 
 
-def _count(x: Any, dim: Any) -> int:
-    return math.prod(x.shape[d] for d in _axes(x, dim))
+def _count(x: Any, axes: list[int]) -> int:
+    return math.prod(x.shape[d] for d in axes)
 
 
 def mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    return sums(x, dim, keepdim) / number(_count(x, dim), x)
+    axes = _axes(x, dim)
+    return sums(x, axes, keepdim) / number(_count(x, axes), x)
 
 
 def var_mean(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
-    centre = mean(x, dim, True)
+    axes = _axes(x, dim)
+    centre = mean(x, axes, True)
     d = x - centre
-    count = _count(x, dim) - (1.0 if correction is None else correction)
-    variance = sums(d * d, dim, keepdim) / number(max(count, 0.0), x)
+    count = _count(x, axes) - (1.0 if correction is None else correction)
+    variance = sums(d * d, axes, keepdim) / number(max(count, 0.0), x)
     return variance, centre if keepdim else centre.reshape(variance.shape)
 
 
