@@ -191,6 +191,7 @@ CASES: dict[str, Any] = {
     "losses": lambda x, y: F.mse_loss(x, y) + F.smooth_l1_loss(x, y) + F.huber_loss(y, x, delta=0.3),
     "products of elements": lambda x, y: x.prod(1) + y.cumprod(0)[3] + x.trace(),
     "beside float32": lambda x, y: torch.add(x, y.float(), alpha=0.3) + (x.abs() + 1) ** y.float(),
+    "gamma functions": lambda x, y: torch.lgamma(x) * torch.lgamma(y.abs() + 1) + x.sigmoid().mvlgamma(1),
     "attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], x[None])[0],
 }  # fmt: skip
 
@@ -198,7 +199,8 @@ CASES: dict[str, Any] = {
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_derivatives(case: str) -> None:
     x, y = drawn(1, 6, 6), drawn(2, 6, 6)
-    order = 1 if case == "attention" else 2  # PyTorch has no second derivative of it in float64
+    # PyTorch has no second derivative of attention in float64, and polygamma(1, x) to 10 digits alone
+    order = 1 if case in ("attention", "gamma functions") else 2
     expected = derivatives(CASES[case], [x, y], order)
     before, runs = torch.get_num_threads(), []
     try:
@@ -299,6 +301,37 @@ def test_roots_are_rounded_correctly(device: str) -> None:
     assert torch.equal(in_block(torch.hypot, z.real, z.imag, device=device), torch.from_numpy(exact))
 
 
+#: function -> what it is, and its limit at 0, and at -1 and -inf
+GAMMA: dict[str, Any] = {
+    "lgamma": (torch.lgamma, lambda x: mp.log(abs(mp.gamma(x))), math.inf, math.inf, math.inf),
+    "digamma": (torch.digamma, mp.digamma, -math.inf, math.nan, math.nan),
+    "trigamma": (lambda x: torch.polygamma(1, x), lambda x: mp.polygamma(1, x), math.inf, math.inf, math.nan),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", GAMMA)
+def test_gamma_functions(name: str, device: str) -> None:
+    """float32 is rounded correctly but near ties; float64 is right to units of 1 or of the result."""
+    function, exact, *limits = GAMMA[name]
+    near = 1.5 + 0.5 * NEAR_1[:300].sign() + (NEAR_1[:300] - 1) / 3
+    x = torch.cat([1.5 + 1.5 * spread(300), 40 * spread(400), near, scales(300, -70, 70), -scales(200, -70, 4), -near])
+    with mp.workprec(300):
+        for dtype, unit in ((torch.float64, 16 * 2.0**-53), (torch.float32, 0.501 * 2.0**-23)):
+            given = x.to(dtype)
+            given = given[(given > 0) | (given != given.floor())]
+            found = in_block(function, given, device=device).tolist()
+            for mine, e in zip(found, (exact(mp.mpf(v)) for v in given.tolist()), strict=True):
+                single = dtype == torch.float32 and 2.0**-126 < abs(e) < 2.0**127
+                scale = mp.ldexp(1, mp.frexp(e)[1] - 1) if single else 1 + abs(e)
+                assert abs(mine - e) <= unit * scale or (dtype == torch.float32 and abs(e) > 2.0**127), (mine, e)
+    special = torch.tensor([0.0, -1.0, -math.inf, math.inf, math.nan], dtype=torch.float64)
+    at_infinity = 0.0 if name == "trigamma" else math.inf
+    expected = torch.tensor([*limits, at_infinity, math.nan], dtype=torch.float64)
+    assert torch.equal(in_block(function, special, device=device).nan_to_num(7), expected.nan_to_num(7))
+    assert in_block(function, x.half(), device=device).dtype == torch.float16
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_quotients_by_numbers(device: str) -> None:
     x = drawn(1, 1000)
@@ -307,7 +340,8 @@ def test_quotients_by_numbers(device: str) -> None:
 
 
 def functions(device: str) -> list[Any]:
-    return [in_block(getattr(torch, name), torch.cat(sets), device=device) for name, (_, sets) in FUNCTIONS.items()]
+    found = [in_block(getattr(torch, name), torch.cat(sets), device=device) for name, (_, sets) in FUNCTIONS.items()]
+    return found + [in_block(function, 40 * spread(COUNT), device=device) for function, *_ in GAMMA.values()]
 
 
 def cases(device: str) -> list[Any]:
@@ -339,7 +373,7 @@ def digest(results: list[Any]) -> str:
 
 
 #: the first digits of SHA-256 of results, which are the same on every device
-BITS = {functions: "d8be17f4509340ac", long_axes: "bb2e165dd857b613"}
+BITS = {functions: "666d3801698d5483", long_axes: "bb2e165dd857b613"}
 
 
 @pytest.mark.parametrize("device", DEVICES)

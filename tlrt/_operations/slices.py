@@ -219,7 +219,9 @@ class SliceOperations(ShapeOperations[Ref]):
         """
         shape = self._shape("flip", x)
         given = range(len(shape)) if axes is None else (axes,) if hasattr(axes, "__index__") else axes
-        places = {axis_of("flip", a, len(shape)) for a in integers("flip", "axes", tuple(given))}
+        places = [axis_of("flip", a, len(shape)) for a in integers("flip", "axes", tuple(given))]
+        if len(set(places)) != len(places):
+            raise refusal(ArgumentError, "flip", "axes", axes, "no axis twice")
         key = tuple(slice(None, None, -1 if k in places else 1) for k in range(len(shape)))
         return self._slice(x, shape, key)
 

@@ -6,7 +6,21 @@ import ctypes
 from functools import cache
 
 from tlrt.torch import shim
-from tlrt.torch.routes import bags, boxes, ctc, decompositions, double, double_sums, images, lu, scatters, triangular
+from tlrt.torch.routes import (
+    bags,
+    boxes,
+    ctc,
+    decompositions,
+    double,
+    double_sums,
+    gamma,
+    images,
+    jacobi,
+    lu,
+    quantize,
+    scatters,
+    triangular,
+)
 from tlrt.torch.routes.base import ROUTES, has_kernel, operator_names, pass_functions, register_kernels
 from tlrt.torch.routes.determined import DETERMINED, MOVED
 
@@ -19,8 +33,11 @@ __all__ = [
     "decompositions",
     "double",
     "double_sums",
+    "gamma",
     "images",
+    "jacobi",
     "lu",
+    "quantize",
     "register",
     "scatters",
     "triangular",

@@ -17,9 +17,9 @@ aten = torch.ops.aten
 KEY, FRONT, DOUBLE = "CustomRNGKeyId", "TESTING_ONLY_GenericMode", "TESTING_ONLY_GenericWrapper"
 #: operator -> function of the same arguments, which raises NotImplementedError for a case that it does not compute
 ROUTES: dict[Any, Callable[..., Any]] = {}
-#: functions that take float32 alone, as their operators do on a CPU
-SINGLE: set[Callable[..., Any]] = set()
-#: operator that native/torch computes in float32 -> function of float64 tensors
+#: functions that take float32 and float64 alone, as their operators do on a CPU
+MATRICES: set[Callable[..., Any]] = set()
+#: operator -> function of float64 tensors
 DOUBLES: dict[Any, Callable[..., Any]] = {}
 #: kernels of other libraries' operators, by name
 LIBRARIES: dict[str, Callable[..., Any]] = {}
@@ -33,10 +33,21 @@ def route(*operators: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     return register
 
 
-def route_of_singles(*operators: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def route_of_matrices(*operators: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        SINGLE.add(function)
+        MATRICES.add(function)
         return route(*operators)(function)
+
+    return register
+
+
+def route_by_double(operator: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The route of an operator that is computed in float64, for float32 too."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        DOUBLES[operator] = function
+        ROUTES[operator] = lambda *args: _double_kernel(function)(*args).to(torch.float32)
+        return function
 
     return register
 
@@ -79,6 +90,11 @@ def original(operator: Any, args: Any, kwargs: Any) -> Any:
     """The operator as PyTorch computes it, with all that it is made of."""
     with torch._C._ExcludeDispatchKeyGuard(_key_set(KEY)):
         return operator(*args, **kwargs)
+
+
+def outside() -> Any:
+    """Where operators are PyTorch's own."""
+    return torch._C._ExcludeDispatchKeyGuard(_key_set(KEY, "AutocastCPU", "AutocastCUDA"))
 
 
 def _without_autocast() -> Any:
@@ -126,8 +142,12 @@ def _kernel(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         kinds = {x.dtype for x in tensors if x.is_floating_point() or x.is_complex()}
         if not kinds or _is_foreign(tensors):
             return original(operator, args, kwargs)
+        if kinds == {torch.float64} and operator in DOUBLES:
+            found = _double_kernel(DOUBLES[operator])(*args, **kwargs)
+            _note(operator, True, _work(found))
+            return found
         theirs = original(operator, args, kwargs) if len(kinds) > 1 else None
-        computed = frozenset([torch.float32]) if function in SINGLE else _COMPUTED
+        computed = frozenset([torch.float32, torch.float64]) if function in MATRICES else _COMPUTED
         if kinds <= computed and kwargs.get("dtype") in (None, torch.float32):
             given = {n: _widened(v) for n, v in kwargs.items() if n not in _IGNORED}
             try:
@@ -155,7 +175,7 @@ def _double_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel of float64, where native/torch looks for it: all that it calls is PyTorch's own."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_key_set(KEY, "AutocastCPU", "AutocastCUDA")):
+        with outside():
             return function(*map(_doubled, args), **{n: _doubled(v) for n, v in kwargs.items()})
 
     return kernel

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from tlrt.torch.routes.base import aten, route_of_singles
+from tlrt.torch.routes.base import aten, route_of_matrices
 
 
-@route_of_singles(aten.linalg_cholesky_ex.default)
+@route_of_matrices(aten.linalg_cholesky_ex.default)
 def cholesky(a: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     n = a.shape[-1]
     if a.dim() < 2 or a.shape[-2] != n or not a.numel():
@@ -32,7 +32,7 @@ def cholesky(a: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
     return by_columns(factor.mT if upper else factor), info
 
 
-@route_of_singles(aten.geqrf.default)
+@route_of_matrices(aten.geqrf.default)
 def reflections(a: Any) -> Any:
     """Householder's I - tau·v·vᵀ below and R on and above the diagonal, signed as in LAPACK: diagonal elements of R and of A
     differ in sign."""
@@ -53,7 +53,7 @@ def reflections(a: Any) -> Any:
     return by_columns(r), taus
 
 
-@route_of_singles(aten.linalg_householder_product.default)
+@route_of_matrices(aten.linalg_householder_product.default)
 def product_of_reflections(packed: Any, taus: Any) -> Any:
     m, n = packed.shape[-2:]
     if packed.dim() < 2 or not packed.numel() or n > m:
@@ -65,7 +65,7 @@ def product_of_reflections(packed: Any, taus: Any) -> Any:
     return by_columns(q)
 
 
-@route_of_singles(aten.linalg_qr.default)
+@route_of_matrices(aten.linalg_qr.default)
 def qr(a: Any, mode: str = "reduced") -> Any:
     packed, taus = reflections(a)
     m, n = a.shape[-2:]
@@ -77,15 +77,41 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     return product_of_reflections(columns, taus), r
 
 
-@route_of_singles(aten.linalg_matrix_exp.default)
+@route_of_matrices(aten.linalg_lstsq.default)
+def least_squares(a: Any, b: Any, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """Of matrices of full rank, as the driver "gels" expects; the others find the rank, so they are PyTorch's where A·x = 0 for
+    an x that they may take for more than 0."""
+    if a.dim() < 2 or b.dim() < 2 or a.shape[:-1] != b.shape[:-1] or not a.numel() or not b.numel():
+        raise NotImplementedError("no system")
+    m, n = a.shape[-2:]
+    q, r = qr(a if m >= n else a.mT)
+    given = driver or ("gelsy" if a.device.type == "cpu" else "gels")
+    if given != "gels":
+        inverse = torch.linalg.solve_triangular(r, torch.eye(min(m, n), dtype=a.dtype, device=a.device), upper=True)
+        condition = torch.linalg.matrix_norm(r, 1) * torch.linalg.matrix_norm(inverse, 1)
+        if not bool((condition * max(m, n) * max(rcond or 0.0, torch.finfo(a.dtype).eps) < 0.1).all()):
+            raise NotImplementedError("a rank to be found")
+    if m >= n:
+        x = torch.linalg.solve_triangular(r, q.mT @ b, upper=True)
+    else:
+        x = q @ torch.linalg.solve_triangular(r.mT, b, upper=False)
+    none = a.new_empty(0)
+    x = by_columns(torch.nn.functional.pad(x, (0, 0, 0, max(m - n, 0))))[..., :n, :]  # PyTorch's lies where b was
+    residuals = (b - a @ x).square().sum(-2) if m > n and given != "gelsy" else none
+    rank = none.to(torch.int64) if given == "gels" else torch.full(a.shape[:-2], min(m, n), device=a.device)
+    return x, residuals, rank, torch.linalg.svdvals(a) if given in ("gelsd", "gelss") else none
+
+
+@route_of_matrices(aten.linalg_matrix_exp.default)
 def matrix_exp(a: Any) -> Any:
     """By Taylor's series for A / 2^n, which has a norm of at most 2, and n squares."""
+    terms = 16 if a.dtype == torch.float32 else 28
     if a.dim() < 2 or a.shape[-1] != a.shape[-2] or not a.numel():
         raise NotImplementedError("no square matrix")
-    n = (torch.frexp(a.abs().sum(-2).amax(-1))[1] - 1).clamp(0, 128)[..., None, None]
+    n = (torch.frexp(a.abs().sum(-2).amax(-1))[1] - 1).clamp(0, 1024)[..., None, None]
     small, one = torch.ldexp(a, -n), torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     y = one.expand(a.shape)
-    for k in range(16, 0, -1):
+    for k in range(terms, 0, -1):
         y = small @ y / k + one
     for k in range(int(n.max())):
         y = torch.where(k < n, y @ y, y)

@@ -13,7 +13,7 @@ from tlrt.torch.routes.base import DOUBLES, aten
 from tlrt.torch.routes.double import BLOCK, INFINITY, exp, log, number, power_by_number, sqrt
 
 
-def _total(x: Any) -> Any:
+def total(x: Any) -> Any:
     """The sum along the first axis, which it overwrites."""
     while len(x) > 1:
         half = (len(x) + 1) // 2
@@ -36,7 +36,7 @@ def sums(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -
     half = (len(y) + 1) // 2
     first = y[:half].clone(memory_format=torch.contiguous_format)
     first[: len(y) - half].add_(y[half:])
-    y = _total(first).clone()  # without the memory of the others
+    y = total(first).clone()  # without the memory of the others
     return y.reshape([1 if d in axes else n for d, n in enumerate(x.shape)]) if keepdim else y
 
 
@@ -127,7 +127,7 @@ def bmm(a: Any, b: Any) -> Any:
         for i in range(0, m, rows):
             for j in range(0, n, columns):
                 part = left[:, s : s + samples, i : i + rows] * right[:, s : s + samples, :, j : j + columns]
-                y[s : s + samples, i : i + rows, j : j + columns] = _total(part)
+                y[s : s + samples, i : i + rows, j : j + columns] = total(part)
     return y
 
 

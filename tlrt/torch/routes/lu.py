@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from tlrt.torch.routes.base import aten, original, route_of_singles
+from tlrt.torch.routes.base import aten, original, route_of_matrices
 from tlrt.torch.routes.decompositions import by_columns
 
 
-@route_of_singles(aten.linalg_lu_factor_ex.default)
+@route_of_matrices(aten.linalg_lu_factor_ex.default)
 def lu_factor(a: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
     """Column by column, and each pivot's row: products with those before it, and a quotient."""
     if a.dim() < 2 or not a.numel() or not pivot:
@@ -36,12 +36,12 @@ def lu_factor(a: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
     return by_columns(lu), torch.cat(pivots, -1).to(torch.int32), info
 
 
-@route_of_singles(aten.linalg_lu.default)
+@route_of_matrices(aten.linalg_lu.default)
 def lu(a: Any, *, pivot: bool = True) -> Any:
     return torch.lu_unpack(*lu_factor(a, pivot=pivot)[:2])
 
 
-@route_of_singles(aten.linalg_lu_solve.default)
+@route_of_matrices(aten.linalg_lu_solve.default)
 def lu_solve(factors: Any, pivots: Any, b: Any, *, left: bool = True, adjoint: bool = False) -> Any:
     if not left:
         return lu_solve(factors, pivots, b.mT, adjoint=not adjoint).mT
@@ -83,7 +83,7 @@ def _factored(operator: Any, a: Any, check_errors: bool = False) -> Any:
     return *lu_factor(a.mT if turned else a, check_errors=check_errors), turned
 
 
-@route_of_singles(aten._linalg_solve_ex.default)
+@route_of_matrices(aten._linalg_solve_ex.default)
 def solve(a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
     factors, pivots, info, turned = _factored(aten._linalg_solve_ex.default, a, check_errors)
     is_vector = b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1])
@@ -93,7 +93,7 @@ def solve(a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> A
     return x, factors, pivots, info
 
 
-@route_of_singles(aten.linalg_inv_ex.default)
+@route_of_matrices(aten.linalg_inv_ex.default)
 def inverse(a: Any, *, check_errors: bool = False) -> Any:
     _check_square(a)
     factors, pivots, info = lu_factor(a, check_errors=check_errors)
@@ -108,26 +108,26 @@ def _diagonal(operator: Any, a: Any) -> Any:
     return factors, pivots, factors.diagonal(0, -2, -1), 1.0 - 2.0 * (exchanged % 2).to(a.dtype)
 
 
-@route_of_singles(aten._linalg_det.default)
+@route_of_matrices(aten._linalg_det.default)
 def determinant(a: Any) -> Any:
     factors, pivots, diagonal, sign = _diagonal(aten._linalg_det.default, a)
     return diagonal.prod(-1) * sign, factors, pivots
 
 
-@route_of_singles(aten._linalg_slogdet.default)
+@route_of_matrices(aten._linalg_slogdet.default)
 def logarithm_of_determinant(a: Any) -> Any:
     factors, pivots, diagonal, sign = _diagonal(aten._linalg_slogdet.default, a)
     return diagonal.sign().prod(-1) * sign, diagonal.abs().log().sum(-1), factors, pivots
 
 
-@route_of_singles(aten._cholesky_solve_helper.default)
+@route_of_matrices(aten._cholesky_solve_helper.default)
 def cholesky_solve(b: Any, factor: Any, upper: bool) -> Any:
     lower = factor.mT if upper else factor
     y = torch.linalg.solve_triangular(lower, b, upper=False)
     return torch.linalg.solve_triangular(lower.mT, y, upper=True)
 
 
-@route_of_singles(aten.cholesky_inverse.default)
+@route_of_matrices(aten.cholesky_inverse.default)
 def cholesky_inverse(factor: Any, upper: bool = False) -> Any:
     _check_square(factor)
     return cholesky_solve(torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand(factor.shape),

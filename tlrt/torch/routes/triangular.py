@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from tlrt.torch.routes.base import aten, route
+from tlrt.torch.routes.base import aten, route_of_matrices
 
 #: rows of a block, a power of two
 ROWS = 16
 
 
-@route(aten.linalg_solve_triangular.default)
+@route_of_matrices(aten.linalg_solve_triangular.default)
 def solve_triangular(a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
     if not left:
         return solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).contiguous().mT

@@ -1,0 +1,234 @@
+"""Matrices in a block: solutions, decompositions, singular values and eigenvalues, in float32 and float64."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from tests import DEVICES
+from tests.runtime.torch_cases import check_route, derivatives, drawn, mode, place, torch
+
+pytest.importorskip("tlrt.torch.routes.base")
+
+
+@pytest.mark.parametrize("n", [5, 16, 37])
+def test_triangular_systems(n: int) -> None:
+    a, b = drawn(1, 2, n, n) + 4 * torch.eye(n), drawn(2, 2, n, 3)
+    for upper, unit, left in itertools.product((False, True), repeat=3):
+
+        def solve(m: Any, y: Any, upper: bool = upper, unit: bool = unit, left: bool = left) -> Any:
+            return torch.linalg.solve_triangular(m, y if left else y.mT, upper=upper, unitriangular=unit, left=left)
+
+        check_route(solve, [a, b], one=False)
+
+
+def test_decompositions() -> None:
+    for rows, columns in ((5, 3), (4, 4), (3, 5), (1, 1)):
+        for k in (0, 1):
+            check_route(
+                lambda x, k=k: torch.linalg.qr(x)[k],
+                [drawn(rows, 2, rows, columns) + 4 * torch.eye(rows, columns)],
+                one=False,
+            )
+    for how in ("complete", "r"):
+        check_route(lambda x, how=how: torch.linalg.qr(x.detach(), how)[1], [drawn(1, 5, 3)], one=False)
+    with mode.reproducible(strict=True):
+        assert torch.equal(torch.linalg.qr(torch.zeros(4, 2))[0], torch.eye(4, 2))
+    for rows, columns in ((5, 3), (4, 4)):
+        check_route(
+            lambda x: torch.linalg.householder_product(*torch.geqrf(x.detach())),
+            [drawn(1, 2, rows, columns)],
+            one=False,
+        )
+        check_route(torch.linalg.householder_product, list(torch.geqrf(drawn(1, 2, rows, columns))), one=False)
+    sizes = torch.tensor([0.0, 0.01, 1.0, 3.0])[:, None, None]
+    check_route(torch.linalg.matrix_exp, [drawn(1, 4, 3, 3) * sizes], one=False)
+    with mode.reproducible(strict=True):
+        assert torch.equal(
+            torch.linalg.matrix_exp(drawn(1, 4, 3, 3) * sizes)[1], torch.linalg.matrix_exp(drawn(1, 4, 3, 3)[1] * 0.01)
+        )
+    for upper in (False, True):
+        check_route(
+            lambda x, upper=upper: torch.linalg.cholesky(x @ x.mT + 5 * torch.eye(4, dtype=x.dtype), upper=upper),
+            [drawn(1, 2, 4, 4)],
+            one=False,
+        )
+    falling = torch.stack([torch.eye(3), torch.diag(torch.tensor([1.0, 2.0, -3.0]))])
+    with mode.reproducible(strict=True):
+        assert torch.linalg.cholesky_ex(falling)[1].tolist() == [0, 3]
+        with pytest.raises(torch.linalg.LinAlgError, match="leading minor of order 3"):
+            torch.linalg.cholesky(falling)
+
+
+SYSTEMS: dict[str, Any] = {
+    "columns": lambda a, b: torch.linalg.solve(a, b),
+    "one side for all": lambda a, b: torch.linalg.solve(a, b[0]),
+    "vectors": lambda a, b: torch.linalg.solve(a[0], b[0, :, 0]),
+    "a vector for each": lambda a, b: torch.linalg.solve(a, b[..., 0]),
+    "rows": lambda a, b: torch.linalg.solve(a, b.mT, left=False),
+    "factors": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b),
+    "factors of the transpose": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b, adjoint=True),
+    "factors, and rows": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b.mT, left=False, adjoint=True),
+    "lower and upper factors": lambda a, b: torch.linalg.lu(a)[1] + torch.linalg.lu(a)[2],
+    "tall factors": lambda a, b: torch.linalg.lu(torch.cat([a, b], -1).mT)[1],
+    "wide factors": lambda a, b: torch.linalg.lu(torch.cat([a, b], -1))[2],
+    "inverses": lambda a, b: torch.linalg.inv(a),
+    "determinants": lambda a, b: torch.linalg.det(a),
+    "their logarithms": lambda a, b: torch.linalg.slogdet(a)[1],
+    "factors of Cholesky": lambda a, b: torch.cholesky_solve(b, torch.linalg.cholesky(a @ a.mT)),
+    "inverses of Cholesky": lambda a, b: torch.cholesky_inverse(torch.linalg.cholesky(a @ a.mT, upper=True), upper=True),
+}  # fmt: skip
+
+
+def check_float64(compute: Any, operands: list[Any], order: int = 1) -> None:
+    """Values and derivatives beside PyTorch's."""
+    given = [x.double() for x in operands]
+    expected = derivatives(compute, given, order)
+    with mode.reproducible(strict=True):
+        found = derivatives(compute, given, order)
+    for mine, exact in zip(found, expected, strict=True):
+        assert mine.dtype == torch.float64 and torch.allclose(mine, exact, 1e-11, 1e-11 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("by_rows", [True, False])
+@pytest.mark.parametrize("case", SYSTEMS)
+def test_systems_of_equations(case: str, by_rows: bool, order: int) -> None:
+    a, b = drawn(1, 2, 5, 5) + 4 * torch.eye(5), drawn(2, 2, 5, 3)
+    a = a.flip(-1) if by_rows else a.flip(-1).mT.contiguous().mT  # rows change places
+    check_route(lambda a, b: SYSTEMS[case](a, b) + 0 * b.sum(), [a, b], order, one=False)
+    check_float64(lambda a, b: SYSTEMS[case](a, b) + 0 * b.sum(), [a, b], order)
+
+
+def test_singular_and_large_matrices() -> None:
+    """Several threads at a batch of large matrices disturb one another in PyTorch."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with mode.reproducible(strict=True):
+            identity = torch.eye(160).repeat(2, 1, 1)
+            assert torch.equal(torch.linalg.inv(identity.flip(-1)), identity.flip(-1))
+            assert torch.linalg.det(torch.ones(2, 2)) == 0
+            assert torch.linalg.slogdet(torch.tensor([[0.0, 1.0], [1.0, 0.0]])) == (-1.0, 0.0)
+            for f in (torch.linalg.inv, lambda x: torch.linalg.solve(x, x)):
+                with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+                    f(torch.ones(2, 2))
+            for f in (torch.linalg.inv, torch.linalg.det, lambda x: torch.linalg.solve(x, x)):
+                with pytest.raises(RuntimeError, match="must be batches of square matrices"):
+                    f(torch.ones(2, 3))
+    finally:
+        torch.set_num_threads(before)
+
+
+#: singular values and vectors, of a matrix: what does not depend on the signs of vectors
+SPECTRA: dict[str, Any] = {
+    "singular values": torch.linalg.svdvals,
+    "singular vectors": lambda a: torch.linalg.svd(a, full_matrices=False)[0].square() + torch.linalg.svd(a, False)[1].sum(),
+    "vectors on the right": lambda a: torch.linalg.svd(a, full_matrices=False)[2].abs(),
+    "inverses of Moore and Penrose": torch.linalg.pinv,
+    "nuclear norms": lambda a: torch.linalg.matrix_norm(a, "nuc"),
+    "greatest factors": lambda a: torch.linalg.matrix_norm(a, 2) + torch.linalg.cond(a),
+    "eigenvalues": lambda a: torch.linalg.eigvalsh(a @ a.mT),
+    "eigenvectors": lambda a: torch.linalg.eigh(a @ a.mT + a[..., :1] * a[..., :1].mT)[1].square(),
+    "the upper triangle": lambda a: torch.linalg.eigh(a @ a.mT, UPLO="U")[0],
+    "least squares": lambda a: torch.linalg.lstsq(a, a[..., :2] ** 2).solution,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 3), (5, 4), (2, 3, 5), (1, 1)])
+@pytest.mark.parametrize("case", SPECTRA)
+def test_spectra(case: str, shape: tuple[int, ...]) -> None:
+    a = (
+        drawn(1, *shape)
+        + 2 * torch.eye(*shape[-2:])
+        + torch.diag(torch.arange(shape[-2]) / 2.0) @ torch.eye(*shape[-2:])
+    )
+    is_exact = case not in ("eigenvectors", "eigenvalues", "the upper triangle") or shape[-1] >= shape[-2]
+    compute = SPECTRA[case] if is_exact else lambda a: SPECTRA[case](a.mT)
+    check_route(compute, [a], 1, one=False)
+    check_float64(compute, [a])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_singular_vectors_are_orthogonal(dtype: Any, full: bool, device: str) -> None:
+    """Of matrices without full rank, too, with equal singular values, and with numbers of very different sizes."""
+    few = drawn(3, 9, 3) @ drawn(4, 3, 8)
+    hollow = drawn(5, 6, 4) * torch.tensor([1.0, 1.0, 0.0, 1.0])
+    graded = torch.diag(10.0 ** -torch.arange(12)) @ torch.linalg.qr(drawn(6, 12, 12))[0]
+    given = [drawn(1, 7, 5), drawn(2, 3, 8), few, few.T, hollow, torch.zeros(4, 3), torch.ones(5, 5), torch.eye(6),
+             graded, 1e30 * drawn(7, 20, 9), 1e-30 * drawn(8, 9, 20), drawn(9, 1, 1), drawn(9, 6, 1), drawn(9, 1, 6)]  # fmt: skip
+    unit = 2.0**-23 if dtype == torch.float32 else 2.0**-48
+    for a in given:
+        a = a.to(dtype).to(place(device))
+        with mode.reproducible(strict=True):
+            u, s, v = torch.linalg.svd(a, full_matrices=full)
+        plain = torch.linalg.svd(a, full_matrices=full)
+        assert [t.shape for t in (u, s, v)] == [t.shape for t in plain] and s.sort(descending=True)[0].equal(s)
+        u, s, v, a = (t.double() for t in (u, s, v, a))
+        for q in (u, v.mT):
+            assert (q.mT @ q - torch.eye(q.shape[1], dtype=torch.float64, device=q.device)).abs().max() <= unit
+        again = (u[:, : len(s)] * s) @ v[: len(s)]
+        assert (again - a).abs().max() <= unit * a.norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_eigenvectors_are_orthogonal(dtype: Any, device: str) -> None:
+    a = drawn(1, 3, 9, 9)
+    a = torch.stack([*(a + a.mT), torch.eye(9), -torch.ones(9, 9), torch.zeros(9, 9)]).to(dtype).to(place(device))
+    with mode.reproducible(strict=True):
+        values, vectors = torch.linalg.eigh(a)
+        assert torch.equal(values, torch.linalg.eigvalsh(a))
+    unit = 2.0**-22 if dtype == torch.float32 else 2.0**-47
+    values, vectors, a = values.double(), vectors.double(), a.double()
+    assert torch.equal(values, values.sort(-1)[0])
+    assert (a @ vectors - vectors * values[..., None, :]).abs().max() <= unit * 9
+    assert (vectors.mT @ vectors - torch.eye(9, dtype=torch.float64, device=a.device)).abs().max() <= unit
+
+
+def spectra(a: Any) -> list[Any]:
+    return [*torch.linalg.svd(a), *torch.linalg.eigh(a @ a.mT), torch.linalg.lstsq(a, a[..., :1]).solution]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_matrix_is_decomposed_as_if_it_were_alone(device: str) -> None:
+    a = drawn(1, 5, 6, 6)
+    a[1] = torch.eye(6)  # which is orthogonal from the start
+    with mode.reproducible(strict=True):
+        together = spectra(a.to(place(device)))
+        for i in range(5):
+            for whole, one, on_cpu in zip(together, spectra(a[i].to(place(device))), spectra(a[i]), strict=True):
+                assert torch.equal(whole[i], one) and torch.equal(one.cpu(), on_cpu)
+
+
+def test_least_squares() -> None:
+    """Each driver's results; a matrix that may have no full rank is PyTorch's for those that find it."""
+    for shape in ((4, 4), (2, 7, 3), (3, 6)):
+        a, b = drawn(1, *shape), drawn(2, *shape[:-1], 2)
+        for driver in (None, "gels", "gelsy", "gelsd", "gelss"):
+            with mode.reproducible(strict=True):
+                found = torch.linalg.lstsq(a, b, driver=driver)
+            for mine, theirs in zip(found, torch.linalg.lstsq(a, b, driver=driver), strict=True):
+                assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
+                assert torch.allclose(mine, theirs, 1e-4, 1e-4)
+    with mode.reproducible() as report:
+        found = torch.linalg.lstsq(torch.ones(4, 3), torch.ones(4, 1))
+    assert (
+        report.left == ("linalg_lstsq",)
+        and torch.allclose(found.solution, torch.full((3, 1), 1 / 3))
+        and found.rank == 1
+    )
+
+
+def test_matrices_that_are_left() -> None:
+    """Not finite, which PyTorch refuses, and large ones."""
+    for compute in (torch.linalg.svd, torch.linalg.eigh):
+        with pytest.raises(torch.linalg.LinAlgError, match="failed to converge"), mode.reproducible():
+            compute(torch.full((3, 3), torch.nan))
+    with mode.reproducible() as report:
+        torch.linalg.svdvals(torch.ones(257, 257))
+    assert report.left == ("_linalg_svd",)
+    with mode.reproducible(strict=True):
+        assert torch.linalg.svd(torch.zeros(2, 0, 3), full_matrices=False)[1].shape == (2, 0)
