@@ -296,7 +296,10 @@ def _resize(d: Draw, op: str) -> Drawn:
     if d.flag():
         return Drawn(op, [x, None, None, np.asarray([1, 2, *sizes])], attributes, opset=19)
     return Drawn(
-        op, [x, None, np.asarray([1, 1, *(d.pick((0.5, 1, 2, 3)) for _ in sizes)], np.float32)], attributes, opset=19
+        op,
+        [x, None, np.asarray([1, 1, *(d.pick((0.5, 0.75, 1, 1.2, 1.5, 2, 3)) for _ in sizes)], np.float32)],
+        attributes,
+        opset=19,
     )
 
 

@@ -23,8 +23,9 @@ def test_every_operator_is_drawn() -> None:
 @needs_onnx
 @pytest.mark.parametrize("op", DRAWN)
 def test_drawn_nodes_give_what_the_standard_says(op: str) -> None:
-    found = onnx_drawn.campaign(8, 21, [op])
-    assert found["nodes"] == 8 and not found["refused"]
+    count = 40 if op == "Resize" else 8  # it has the most combinations of attributes
+    found = onnx_drawn.campaign(count, 21, [op])
+    assert found["nodes"] == count and not found["refused"]
     assert not [u for u in found["unexplained"] if u.startswith("tlrt")]
 
 

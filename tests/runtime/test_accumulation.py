@@ -1,5 +1,7 @@
 """Gradients of several backward passes, added where the program asks for it."""
 
+import itertools
+
 import numpy as np
 import pytest
 from numpy.testing import assert_raises, assert_raises_regex
@@ -49,6 +51,23 @@ def test_what_one_of_the_losses_reaches_is_reached(s):
     s.backward(s.mul(a, s.const([2.0])), accumulate=True)  # a reset that keeps gradients keeps what they reach
     adam.step()
     assert c.value == 3 and c.grad.numpy() == 0
+    adam.close()
+
+
+def test_what_is_frozen_is_not_reached(s):
+    """One parameter for each history of two passes: whether the first finds it frozen, and whether each has it in the loss."""
+    histories = list(itertools.product((False, True), repeat=3))
+    params = {h: s.param([1.0], "".join("ny"[x] for x in h)) for h in histories}
+    adam = optim.AdamW(list(params.values()), lr=0.1, weight_decay=0.5)
+    for first in (True, False):
+        for (frozen, *_), p in params.items():
+            p.requires_grad = not (frozen and first)
+        reached = [p for (_, one, two), p in params.items() if (one if first else two)]
+        s.backward(s.reduce_sum(s.concat(reached, 0)), accumulate=True)
+        s.reset(gradients=False)
+    adam.step()
+    moved = {h for h, p in params.items() if p.value[0] != 1}
+    assert moved == {(frozen, one, two) for frozen, one, two in histories if two or (one and not frozen)}
     adam.close()
 
 

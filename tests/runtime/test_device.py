@@ -69,11 +69,15 @@ def test_close(dev):
         assert_raises(errors.ReleasedError, use)
 
 
-def test_a_closed_shared_device_is_made_anew(monkeypatch):
+@pytest.mark.parametrize("asked", [None, "fast", "reproducible"])
+@pytest.mark.parametrize("later", ["fast", "reproducible"])
+def test_a_closed_shared_device_is_made_anew(monkeypatch, asked, later):
     monkeypatch.setattr(handles, "_shared", {})  # other tests use the shared device
-    first = tlrt.device("cpu")
+    first = tlrt.device("cpu", math=asked)
+    first.set_math(later)
     first.close()
-    assert tlrt.device("cpu") is not first and tlrt.device("cpu").zeros(1).numpy() == 0
+    for math in (None, "fast", "reproducible"):
+        assert tlrt.device("cpu", math=math) is not first and tlrt.device("cpu", math=math).zeros(1).numpy() == 0
 
 
 def test_memory(dev):

@@ -1,5 +1,7 @@
 """Schedules beside PyTorch's closed forms, at every step of short runs."""
 
+import itertools
+
 import pytest
 from numpy.testing import assert_raises_regex
 
@@ -32,6 +34,19 @@ def test_schedules_are_pytorchs():
         for k in range(20):
             assert ours(k) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=1e-12), k
             optimizer.step(), schedule.step()
+
+
+def test_restarts_begin_where_the_periods_before_end():
+    for growth in range(1, 8):
+        for period in range(1, 12):
+            starts, length = [0], period
+            while starts[-1] < 2500:
+                starts.append(starts[-1] + length)
+                length *= growth
+            for first, after in itertools.pairwise(starts):
+                for step in {first, (first + after) // 2, after - 1}:
+                    rate = schedules.cosine_restarts(step, peak=2.0, period=period, growth=growth)
+                    assert rate == schedules.cosine(step - first, peak=2.0, total=after - first), (period, growth, step)
 
 
 def test_schedules_with_warmup():
