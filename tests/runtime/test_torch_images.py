@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.torch_cases import check_route, drawn, mode, torch
+from tests import DEVICES
+from tests.runtime.torch_cases import check_route, drawn, mode, place, torch
 
 F = torch.nn.functional
 
@@ -79,6 +80,19 @@ def test_grids(kind: str, padding: str, align: bool) -> None:
     x = drawn(1, 2, 3, 4, 5, 6)[:, :, : 4 if volume else 1]
     grid = drawn(2, 2, *(3, 4, 5)[0 if volume else 1 :], 3 if volume else 2)
     check_route(lambda x, grid: F.grid_sample(x if volume else x[:, :, 0], grid, **how), [x, grid], order=1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_cudnns_grids_are_those_of_others(device: str) -> None:
+    """Which `grid_sample` takes on a GPU: the same bits as on a CPU."""
+    given = [drawn(1, 2, 3, 5, 6), drawn(2, 2, 4, 3, 2), drawn(3, 2, 3, 4, 3)]
+    x, grid, g = given
+    with mode.reproducible(strict=True):
+        leaves = [t.to(place(device)).requires_grad_() for t in (x, grid)]
+        y = F.grid_sample(*leaves, align_corners=True)
+        direct = [torch.ops.aten.cudnn_grid_sampler(x, grid), *torch.ops.aten.cudnn_grid_sampler_backward(x, grid, g)]
+        found = [y.detach(), *torch.autograd.grad(y, leaves, g.to(y.device))]
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(found, direct, strict=True))
 
 
 @pytest.mark.parametrize("align", [False, True])

@@ -294,6 +294,41 @@ def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
     return torch.where(z > threshold, x, y / number(beta, x))
 
 
+def erf(x: Any) -> Any:
+    """By the series of positive terms and, further out, Laplace's continued fraction (NIST Digital Library of Mathematical
+    Functions, 7.6.2 and 7.9.1); 1 from 6 on."""
+    size = _without_nan(x).abs()
+    near, far = size.clamp(max=2.0), size.clamp(2.0, 6.0)
+    square, low = _two_product(near, near)
+    series = torch.ones_like(near)
+    for n in range(40, 0, -1):
+        series = 1.0 + series * square * (2 / (2 * n + 1))
+    inner = near * (_exp_of(-square, -low) * series) * (2 / math.sqrt(math.pi))
+    fraction = far
+    for k in range(48, 0, -1):
+        fraction = far + 0.5 * k / fraction
+    outer = 1.0 - exp(-far * far) * (1 / math.sqrt(math.pi)) / fraction
+    y = torch.where(size < 2.0, inner, outer).masked_fill(size >= 6, 1.0)
+    return _kept_nan(x, y.copysign(x))
+
+
+def _gelu(x: Any, approximate: str) -> tuple[Any, Any]:
+    """The factor of x, and its derivative."""
+    if approximate == "tanh":
+        t = tanh((x + x * x * x * 0.044715) * math.sqrt(2 / math.pi))
+        return 0.5 * (1.0 + t), 0.5 * (1.0 - t * t) * (1.0 + x * x * (3 * 0.044715)) * math.sqrt(2 / math.pi)
+    return 0.5 * (1.0 + erf(x * math.sqrt(0.5))), exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+
+
+def gelu(x: Any, *, approximate: str = "none") -> Any:
+    return x * _gelu(x, approximate)[0]
+
+
+def gelu_backward(g: Any, x: Any, *, approximate: str = "none") -> Any:
+    factor, slope = _gelu(x, approximate)
+    return g * (factor + x * slope)
+
+
 # ---- sine and cosine -------------------------------------------------------------------------------------------------------
 
 
@@ -367,6 +402,10 @@ def cos(x: Any) -> Any:
     return _kept_nan(x, _sine(x.abs(), 1))
 
 
+def tan(x: Any) -> Any:
+    return sin(x) / cos(x)
+
+
 DOUBLES.update({
     aten.exp.default: exp, aten.exp2.default: exp2, aten.expm1.default: expm1, aten.log.default: log, aten.log2.default: log2,
     aten.log10.default: log10, aten.log1p.default: log1p, aten.sin.default: sin, aten.cos.default: cos,
@@ -376,6 +415,7 @@ DOUBLES.update({
     aten.tanh.default: tanh, aten.tanh_backward.default: lambda g, y: g * (1.0 - y * y),
     aten.sigmoid.default: sigmoid, aten.sigmoid_backward.default: lambda g, y: g * (1.0 - y) * y,
     aten.silu.default: lambda x: x * sigmoid(x), aten.silu_backward.default: silu_backward,
-    aten.softplus.default: softplus,
+    aten.softplus.default: softplus, aten.tan.default: tan,
+    aten.erf.default: erf, aten.gelu.default: gelu, aten.gelu_backward.default: gelu_backward,
     aten.softplus_backward.default: lambda g, x, beta, most: torch.where(x * beta > most, g, g * sigmoid(x * beta)),
 })  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tlrt.torch.routes.base import DOUBLES, aten
-from tlrt.torch.routes.double import BLOCK, INFINITY, exp, log, number, power_by_number, sqrt
+from tlrt.torch.routes.double import BLOCK, INFINITY, exp, log, number, power_by_number, rsqrt, sqrt
 
 
 def total(x: Any) -> Any:
@@ -72,6 +72,28 @@ def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, 
     if ord == 1:
         return sums(size, dim, keepdim)
     return power_by_number(sums(power_by_number(size, ord), dim, keepdim), 1 / ord)
+
+
+def layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    axes = list(range(x.dim() - len(shape), x.dim()))
+    variance, centre = var_mean(x, axes, correction=0, keepdim=True)
+    rate = rsqrt(variance + eps)
+    y = (x - centre) * rate
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias).contiguous(), centre, rate
+
+
+def layer_norm_backward(g: Any, x: Any, shape: Any, centre: Any, rate: Any, weight: Any, bias: Any, mask: Any) -> Any:
+    axes = list(range(x.dim() - len(shape), x.dim()))
+    y = (x - centre) * rate
+    inner = g if weight is None else g * weight
+    gx = rate * (inner - mean(inner, axes, True) - y * mean(inner * y, axes, True))
+    lead = list(range(axes[0]))
+    parts = (gx, (g * y), g)
+    return tuple(
+        None if not wanted else part.contiguous() if part is gx or not lead else sums(part, lead)
+        for part, wanted in zip(parts, mask, strict=True)
+    )
 
 
 def cumsum(x: Any, dim: int, *, dtype: Any = None) -> Any:
@@ -159,6 +181,7 @@ DOUBLES.update({
     aten._softmax.default: softmax, aten._safe_softmax.default: safe_softmax, aten._log_softmax.default: log_softmax,
     aten._softmax_backward_data.default: lambda g, y, dim, _: (g * y - y * sums(g * y, dim, True)).contiguous(),
     aten._log_softmax_backward_data.default: lambda g, y, dim, _: (g - exp(y) * sums(g, dim, True)).contiguous(),
+    aten.native_layer_norm.default: layer_norm, aten.native_layer_norm_backward.default: layer_norm_backward,
     aten.mm.default: mm, aten.bmm.default: bmm, aten.mv.default: mv,
     aten.dot.default: dot, aten.vdot.default: dot,
     aten.addmm.default: lambda x, a, b, beta=1, alpha=1: _added(x, mm(a, b), beta, alpha),

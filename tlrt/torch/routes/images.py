@@ -332,3 +332,14 @@ def grid_sampler_backward(
     if want[1]:
         ggrid = torch.zeros_like(grid) if mode == _NEAREST else torch.stack(slopes[::-1], -1).view(grid.shape)
     return gx, ggrid
+
+
+@route(aten.cudnn_grid_sampler.default)
+def cudnn_grid_sampler(x: Any, grid: Any) -> Any:
+    """Which PyTorch takes on a GPU for linear weights, zeros outside and aligned corners."""
+    return grid_sampler(x, grid, 0, 0, True)
+
+
+@route(aten.cudnn_grid_sampler_backward.default)
+def cudnn_grid_sampler_backward(x: Any, grid: Any, g: Any) -> tuple[Any, Any]:
+    return grid_sampler_backward(g, x, grid, 0, 0, True, (True, True))
