@@ -67,7 +67,7 @@ class Run:
         that it cannot."""
         value = np.sqrt(self.value)
         error = np.minimum(np.sqrt(self.error), self.error / np.where(value > 0, value, 1.0) + 2 * (value == 0))
-        return Run.rounded(value, error, self.free | ((np.abs(self.value) <= self.error) & ~nonnegative))
+        return Run.rounded(value, error, self.free | ((np.abs(self.value) <= self.error) & np.logical_not(nonnegative)))
 
     def function(self, value: Any, slope: Any, ulp: float = 1.0) -> Run:
         """The finite value of a function there, computed to `ulp`, given a bound on its slope within the error."""

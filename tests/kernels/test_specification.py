@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tlrt
+from tests.kernels.test_conv import demand_bounds
 from tlrt.verify.report import Result
 from tlrt.verify.run import Runtime
 from tlrt.verify.verifier import Settings, Verifier
@@ -50,6 +51,21 @@ def test_every_data_class(entry: tuple[Op, str], runtime: Runtime) -> None:
         draw_case(row, seed, data, "small", which) for data in data_classes(row, which) for seed in (101, 102, 103)
     ]
     demand(row, which, cases, runtime)
+
+
+def test_what_rows_are_rarely_drawn_with(entry: tuple[Op, str], runtime: Runtime) -> None:
+    """Exponentials that underflow, sums that cancel, and arrays of nothing but -inf, or 0, as masks leave them."""
+    row, which = entry
+    for seed in range(4):
+        for data in ("spread", "offset") if row.family != "scan" else ():  # products of many would overflow
+            demand_bounds(draw_case(row, seed, data, "small", which), runtime, f"{data} {seed}")
+        case = draw_case(row, seed, data_classes(row, which)[0], "small", which)
+        drawn = {**case.inputs, **case.cotangents}
+        names = [n for n, x in drawn.items() if x is not None and x.dtype == np.float32]
+        for name, value in itertools.product(names[:1] + names[1:][-1:], (-np.inf, 0.0)):
+            arrays = {**drawn, name: np.full_like(drawn[name], value)}  # type: ignore[arg-type]
+            made = build_case(row, case.values, arrays, generator("one number"), data="special", which=which)
+            demand_bounds(made, runtime, f"{name} = {value} {seed}")
 
 
 @pytest.mark.cuda

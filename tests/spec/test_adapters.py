@@ -2,6 +2,7 @@
 estimated."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from tlspec.judge.arithmetic import arithmetic
 
 torch = pytest.importorskip("torch")
 
-from tlspec.judge.adapters import check_function, check_task  # noqa: E402
+from tlspec.judge.adapters import DATA, check_function, check_task  # noqa: E402
+from tlspec.judge.adapters.submission import Loaded  # noqa: E402
+from tlspec.judge.adapters.task import Task, _Judge  # noqa: E402
 from tlspec.judge.adapters.tracked import UnknownOperator, leaves, tracked  # noqa: E402
 
 F = torch.nn.functional
@@ -193,6 +196,58 @@ def test_a_model_in_training(tmp_path: Path, right: str, wrong: str, said: str) 
     assert not report.assumptions.startswith("estimated")
     if wrong:  # the case alone
         assert not check_task(task, new, device="cpu", case="1:own").ok
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_model_has_its_own_parameters_in_the_first_case_alone(number: int) -> None:
+    """Others, of the same signs, in later ones; buffers stay, and what the model makes at its first call is made before."""
+
+    class Scaled(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.0, *range(4, 40)]))
+            self.register_buffer("b", torch.tensor([3.0]))
+            self.register_buffer("n", torch.tensor([7]))
+            self.kept = None
+
+        def forward(self, x: Any) -> Any:
+            self.kept = self.w.detach().clone() if self.kept is None else self.kept
+            self.b += 1
+            return x * self.w, self.kept
+
+    model = Scaled()
+    own = model.w.detach().clone()
+    loaded = Loaded(model, model.state_dict())
+    for call in range(3):
+        found = loaded(number, torch.ones(39))
+        assert list(found) == ["out0", "out1", "b after the call"] and found["b after the call"] == 4
+        got = found["out0"].detach()
+        assert torch.equal(found["out1"], own) and model.n == 7, call
+        if not number:
+            assert torch.equal(got, own)
+            continue
+        share = got[own != 0] / own[own != 0]
+        assert (got != own).sum() > 34 and share.min() == 0.5 and share.max() == 1.5 and 0 < got[own == 0].abs() <= 0.5
+        assert torch.equal(share * 16, (share * 16).round())
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_arguments_are_filled_by_their_data_class(kind: str) -> None:
+    w = torch.nn.Parameter(torch.linspace(1, 9, 30).reshape(5, 6))
+    given = [torch.linspace(1, 9, 30, dtype=torch.float16).reshape(6, 5).T, {"w": w, "at": torch.arange(3)}, 0.5]
+    judge = _Judge(Task("t", "f", lambda i: given, lambda *a: a, lambda *a: a), {}, None, None, None)
+    found = [judge._format(x).name for x in (given, [w], [3])]
+    judge.task.modules = [torch.nn.Linear(2, 2).bfloat16()]
+    assert [*found, judge._format(given).name] == ["float16", "float32", "float32", "bfloat16"], "parameters, too"
+    filled = [judge._filled(given, i, kind) for i in (0, 0, 1)]
+    for old, (a, b, c) in ((given[0], [f[0] for f in filled]), (w, [f[1]["w"] for f in filled])):
+        assert a.stride() == old.stride() and a.dtype == old.dtype and a.requires_grad == old.requires_grad
+        assert torch.equal(a, b) and torch.equal(a, c) == (kind in ("own", "offset"))
+        signs, whole = a.abs() == old, (a == a.round()) & (a.abs() <= 4)
+        assert {"own": a == old, "offset": a == old + 128, "signs": signs, "integers": whole}[kind].all()
+        assert kind != "signs" or 5 < (a < 0).sum() < 25
+        assert kind != "integers" or {*a.flatten().tolist(), *c.flatten().tolist()} == {*range(-4, 5)}
+    assert filled[0][1]["at"] is given[1]["at"] and filled[0][2] == 0.5
 
 
 def test_sizes_that_are_too_large_are_refused(tmp_path: Path) -> None:
@@ -423,6 +478,27 @@ EXPRESSIONS: dict[str, Callable[[Any], Any]] = {
     "masked": lambda x: (x @ x.transpose(1, 2)).masked_fill(torch.ones(6, 6).triu(1).bool(), float("-inf")).softmax(-1) @ x,
     "scatter": lambda x: torch.zeros(3, 8).index_add(0, torch.tensor([0, 2, 0, 1, 0, 2]), x[0].to(torch.get_default_dtype())),
     "huber": lambda x: F.smooth_l1_loss(x, x.flip(0)), "instance_norm": lambda x: F.instance_norm(x),
+    "var": lambda x: torch.var(x * 1.1, (0, 2), correction=3), "std": lambda x: torch.std(x * 1.1, 1, correction=0, keepdim=True),
+    "mean": lambda x: (x * 1.1).mean((-1, 0), keepdim=True), "logsumexp of two": lambda x: torch.logsumexp(x * 1.1, (0, 2), True),
+    "prod": lambda x: torch.prod(x, 1), "extremes": lambda x: torch.amax(x * 1.1, (0, 2)) - torch.min(x * 1.1, 1)[0][0, 0],
+    **{f"norm {p}": lambda x, p=p: torch.linalg.vector_norm(x * 1.1, p, (0, 1)) for p in (1, 3, math.inf, -math.inf)},
+    "topk": lambda x: torch.topk(x * 1.1, 3, 1, largest=False)[0], "sort down": lambda x: torch.sort(x * 1.1, -2, True)[0],
+    "alpha": lambda x: torch.add(x, x * 1.1, alpha=3) - torch.rsub(x * 1.1, x, alpha=0.7),
+    "addmm": lambda x: torch.addmm(x[0] * 1.1, x[1], x[0, :1].expand(8, 8), beta=3, alpha=0.7),
+    "clamp": lambda x: (x * 1.1).clamp(-1, 0.7), "log_softmax": lambda x: F.log_softmax(x, 1), "mv": lambda x: x[0] @ x[1, 0],
+    "pad": lambda x: F.pad(x * 1.1, (1, -2, 2, 0, -1, 1), value=2), "roll": lambda x: (x * 1.1).roll((1, -2), (0, 2)),
+    "triangles": lambda x: (x * 1.1).tril(-1) + (x * 1.1).triu(2), "stack": lambda x: torch.stack([x, x * 1.1], -1),
+    "gather": lambda x: (x * 1.1).gather(1, torch.arange(4)[None, :, None].expand(4, 4, 8)),
+    "select": lambda x: (x * 1.1).index_select(-2, torch.tensor([5, 0])), "index": lambda x: (x * 1.1)[:, torch.tensor([2, 0])],
+    "scatter_add": lambda x: (x * 1.1).scatter_add(1, torch.tensor([[[1], [0], [1]]]).expand(4, 3, 8), x * 1.3),
+    "put": lambda x: (x * 1.1).scatter(-1, torch.tensor([[[1, 0]]]).expand(4, 6, 2), x * 1.3),
+    "accumulate": lambda x: (x * 1.1).index_put((torch.tensor([1, 3, 1]),), x[:3] * 1.3, accumulate=True),
+    "index_add": lambda x: (x * 1.1).index_add(1, torch.tensor([1, 3, 1]), x[:, :3] * 1.3, alpha=3),
+    "groups": lambda x: F.conv1d(x, x[:3, :2, :3], x[0, 0, :3], 2, 1, 2, 3),
+    "transposed groups": lambda x: F.conv_transpose1d(x, x[:, :, :3].reshape(6, 4, 3), x[0, 0], 2, 1, 1, 2),
+    "windows": lambda x: F.max_pool2d(x * 1.1, (2, 3), 1, (1, 0)), "adaptive": lambda x: F.adaptive_avg_pool2d(x[None], (3, 5)),
+    "in use": lambda x: F.batch_norm(x, x[0, :, 0], x[1, :, 0].abs() + 1, x[2, :, 0], x[3, :, 0]),
+    "upsample": lambda x: F.interpolate(x[None] * 1.1, scale_factor=2), "repeat": lambda x: (x * 1.1).repeat(2, 1, 3),
 }  # fmt: skip
 
 

@@ -160,6 +160,11 @@ def test_tree_bound() -> None:
     # short trees are held to their worst case, long ones to the probabilistic bound
     for h, t in zip((1, 56, 57, 200), (tolerances[1], *tolerances[3:]), strict=True):
         assert t == min(h, bounds.LAMBDA * h**0.5) * (bounds.U * 7.0 + bounds.TINY / 2) + bounds.spacing(3.0) / 2
+        # a sum in float64 is rounded once; outputs that stay float32 sums are told by their places
+        each = bounds.tree(lambda h=h: (h, h), lambda x: (-np.abs(x).sum(), 7.0))
+        both = bounds.chained(each, trees=[1]).tolerance(lambda x: (x.sum(), x.sum()), [sum_(x)] * 2, {"x": x}, {})
+        assert each.tolerance(abs, [sum_(x)] * 2, {"x": x}, {}) == [t, t]
+        assert both == [min(h, bounds.LAMBDA * h**0.5) * bounds.U64 * 7.0 + bounds.spacing(3.0) / 2, t]
     # of terms near 0 each rounding loses half the smallest number
     for h in (1, 5, 200):
         t = float(bounds.tree(lambda h=h: h).tolerance(sum_, [sum_(0 * x)], {"x": 0 * x}, {})[0])
@@ -185,6 +190,13 @@ def test_intermediate_overflow_is_not_covered() -> None:
         a = np.array([x])
         tolerance = bounds.tree(lambda: 2).tolerance(row_sum, [row_sum(a)], {"x": a}, {})[0]
         assert np.isposinf(tolerance[0]) == (expected is not None), x
+    for share in (0.0, 0.5, 1.5):  # of what the roundings of a higher tree add
+        a = np.array([[bounds.OVERFLOW * (1 - share * 20 * bounds.U)]])
+        assert np.isposinf(bounds.tree(lambda: 20).tolerance(row_sum, [a], {"x": a}, {})[0]).all() == (share < 1)
+    peaks = bounds.OVERFLOW * np.array([0.5, 0.9985, 0.9995, 1.0, 2.0, np.inf, np.nan])
+    own = bounds.custom(lambda x: 0 * x + 1, "test", peak=lambda x: peaks, cuda_peak=lambda x: peaks / 2)
+    found = own.tolerance(np.abs, [np.ones(7)], {"x": np.ones(7)}, {})[0]
+    assert found.tolist() == [1, 1, np.inf, np.inf, np.inf, 1, 1]
 
 
 @pytest.mark.parametrize("which", ["forward", "vjp"])
@@ -263,6 +275,14 @@ def test_exact_and_ulp() -> None:
     assert not np.any(bounds.exact().tolerance(abs, [out], {}, {})[0])
     tolerance = bounds.ulp(2).tolerance(abs, [out], {}, {})[0]
     assert np.all(tolerance >= 2 * bounds.spacing(out)) and np.all(tolerance < 3 * bounds.spacing(out))
+
+
+def test_each_output_has_its_own_ulp_and_floor() -> None:
+    out = [np.array([1.0, -3.0, 0.0])] * 3
+    bound = bounds.ulp((0, 2, 0.5), floor=lambda x: (x, 0.0, 1e-9))
+    found = bound.tolerance(abs, out, {"x": 1e-6}, {})
+    for t, (k, floor) in zip(found, ((-0.5, 1e-6), (2, 0.0), (0.5, 1e-9)), strict=True):
+        assert np.array_equal(t, (k + 0.5) * bounds.spacing(out[0]) + floor)
 
 
 def test_ulp_where_any_result_passes() -> None:

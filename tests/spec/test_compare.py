@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tlspec.bounds import FREE, OVERFLOW, spacing
-from tlspec.compare import BLOCK, Comparison, _judge, _near, compare, reproduction, same_bits
+from tlspec.case import Expected
+from tlspec.compare import BLOCK, Comparison, _judge, _near, compare, compare_outputs, joined, reproduction, same_bits
 from tlspec.draw.cases import draw_case
 from tlspec.formats import FORMATS, Format
 
@@ -132,10 +133,85 @@ def test_shapes_must_agree() -> None:
 
 
 def test_same_bits() -> None:
-    a = np.array([0.0, 1.0, np.nan], np.float32)
-    b = np.array([0.0, 1.0, -np.nan], np.float32)
-    assert same_bits(a, b).ok and not same_bits(a, np.array([-0.0, 1.0, np.nan], np.float32)).ok
+    """As the patterns say, of both types: any NaN equals any NaN, and the first difference is named."""
+    rng = np.random.default_rng(3)
+    for dtype in (np.float32, np.float64):
+        pool = np.array([0.0, -0.0, 1.0, np.nan, -np.nan, np.inf], dtype)
+        for _ in range(50):
+            a = rng.choice(pool, (3, 4))
+            b = np.where(rng.random(a.shape) < 0.7, a, rng.choice(pool, a.shape)).T.copy().T  # not contiguous
+            both = np.isnan(a) & np.isnan(b)
+            differ = [i for i in np.ndindex(*a.shape) if a[i].tobytes() != b[i].tobytes() and not both[i]]
+            found = same_bits(a, b)
+            assert (found.ok, found.violations, found.index) == (not differ, len(differ), differ[0] if differ else None)
     assert not same_bits(a, a[:2]).ok
+
+
+def test_a_wrong_part_stands_for_the_whole() -> None:
+    near, wrong = Comparison(True, 1.0, 2.0, 0, 5, (4,)), Comparison(False, 1.0, 0.0, 1, 3, (0,), note="bits")
+    for parts in ((near, wrong), (wrong, near), (near, wrong, near)):
+        found = joined(parts)
+        count = sum(part.count for part in parts)
+        assert (found.ok, found.share, found.ulp, found.index, found.note) == (False, 1, 2, (0,), "bits")
+        assert (found.violations, found.count) == (1, count)
+
+
+def test_a_call_is_compared_output_by_output() -> None:
+    """With the signs of zeros and the bits that are expected; what is not wanted is left out."""
+    zero, bits = np.zeros(1), np.array([0x7FC00002])
+    nan = np.array([0x7FC00001], np.uint32).view(np.float32)
+    for signed in (False, True):
+        expected = Expected((zero, zero, zero + np.nan), (zero, zero, zero), signed, (None, None, bits))
+        first, second, third = compare_outputs(expected, [np.float32([-0.0]), None, nan])
+        assert first is not None and first.ok != signed and second is None and third is not None and not third.ok
+
+
+def passes(y: np.floating, r: float, t: float, signed_zeros: bool, bits: int, f: Format) -> bool:
+    """The definition of the module's docstring, of one element."""
+    if bits not in (FREE, int(y.view(np.uint32)) if bits != FREE else FREE):
+        return False
+    nearest = np.float64(f.round(r)).astype(y.dtype)
+    if t == np.inf or (np.isnan(nearest) and np.isnan(y)):
+        return True
+    if y == nearest and not (signed_zeros and y == 0 == t and np.signbit(y) != np.signbit(nearest)):
+        return True
+    if not f.infinite and abs(r) + t >= f.overflow and (np.isnan(y) or y == np.copysign(f.largest, r)):
+        return True
+    if not np.isfinite(r):
+        return False
+    if np.isinf(y):
+        return f.name != "float64" and t > 0 and abs(np.copysign(f.overflow, float(y)) - r) <= t
+    return t > 0 and abs(float(y) - r) <= t
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_arrays_are_judged_as_their_elements_are(name: str) -> None:
+    """Of any mixture of numbers and tolerances, whatever is done in few passes."""
+    f, rng = FORMATS[name], np.random.default_rng(10)
+    dtype = np.float32 if name == "float32" else np.float64
+    odd = [0.0, -0.0, 1.0, np.nan, np.inf, -np.inf, 1.5, f.tiny, -f.tiny / 2, -f.unit / 3]
+    odd += [f.largest, -f.largest, f.overflow]
+    for kind in range(120):
+        size, few = int(rng.integers(1, 12)), kind % 3 == 0
+        ref = rng.choice(rng.standard_normal(40) if few else [*odd, *rng.standard_normal(9)], size)
+        near = f.round(ref)
+        step = np.where(np.isfinite(near), f.spacing(ref), 0.0)
+        wide = (
+            np.array([0.0, 0.5, 3.0][kind // 3 % 3]) if few else rng.choice([0.0, 0.5, 1.0, 3.0, np.inf, 2e307], size)
+        )
+        tol = wide * np.fmax(step, f.tiny)
+        got = (near + step * rng.choice([0, 0, 0, 1, -1, 3], size) * (rng.random() < 0.7)).astype(dtype)
+        got = np.where(rng.random(size) < 0.2 * (kind % 2), rng.choice(odd, size), got).astype(dtype)
+        bits = np.full(size, FREE)
+        if dtype == np.float32 and kind % 5 == 0:
+            own = got.view(np.uint32).astype(np.int64) ^ (rng.random(size) < 0.1)
+            bits = np.where(rng.random(size) < 0.5, FREE, own)
+        for signed in (False, True):
+            found = compare(got, ref, tol, signed_zeros=signed, bits=bits if (bits != FREE).any() else None, format=f)
+            good = [passes(*x, signed, b, f) for *x, b in zip(got, ref, tol, bits.tolist(), strict=True)]
+            assert (found.ok, found.violations) == (all(good), good.count(False)), (got, ref, tol, bits, good)
+            assert found.ok or not good[found.index[0]]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What cases are drawn from: every way to draw a number gives what it says, and rows draw the values that they are about."""
 
 import inspect
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from tlspec.draw.cases import (
     generator,
     refused_by,
 )
-from tlspec.draw.data import PART, double, fill
+from tlspec.draw.data import _EXTREMES, _SPECIALS, PART, corners, double, fill
 from tlspec.draw.draws import DIMS, LIMITS
 from tlspec.formats import FORMATS
 from tlspec.judge import altered
@@ -152,6 +153,53 @@ def test_special_numbers_are_many_or_one_or_rows() -> None:
     odd = np.count_nonzero(~np.isfinite(drawn), axis=(1, 2))
     assert np.isnan(drawn).any() and np.isinf(drawn).any() and (odd > 200).any() and (odd == 1).any()
     assert np.isneginf(drawn).all(axis=2).any()
+
+
+@pytest.mark.every_choice
+def test_structures_are_all_drawn() -> None:
+    """Constants of both signs, a one in any column, rising numbers, few, zeros, signs by turns."""
+    drawn = [fill(generator("structured", k), (9, 7), "structured") for k in range(TIMES)]
+    constants = [x[0, 0] for x in drawn if x.any() and (x == x[0, 0]).all()]
+    ones = [int(x[0].argmax()) for x in drawn if (x.sum(axis=1) == 1).all() and x.max() == 1]
+    assert min(constants) < 0 < max(constants) and {*ones} == {*range(7)}
+    flat = [x.ravel() for x in drawn]
+    rising, by_turns = (lambda x: (np.diff(x) > 0).all()), (lambda x: (x[1:] * x[:-1] < 0).all())
+    for kind in (rising, by_turns, lambda x: len(set(x)) == 3, lambda x: not x.any()):
+        assert sum(map(kind, flat)) > TIMES / 12
+
+
+@pytest.mark.every_choice
+def test_special_numbers_meet_in_pairs() -> None:
+    """Every one with every other, equal ones, zeros of unlike signs; NaN of both signs, quiet and signalling, even payloads."""
+    a, b = (generator("pairs", k).standard_normal(3000).astype(np.float32) for k in range(2))
+    corners(generator("pairs"), [a, b], True)
+    pool = np.append(_SPECIALS, _EXTREMES)
+    odd = {*pool[~np.isnan(pool)].view(np.uint32).tolist()}
+    pairs = {*zip(a.view(np.uint32).tolist(), b.view(np.uint32).tolist(), strict=True)}
+    assert len({*itertools.product(odd, odd)} & pairs) > 0.8 * len(odd) ** 2 and np.count_nonzero(a == b) > 200
+    for name, extreme in (("max", True), ("exp", True), ("matmul", False)):
+        arrays = [x for k in range(9) for x in draw_case(name, k, "special", "medium").inputs.values()]
+        assert any(FLOAT32.largest in np.abs(x) for x in arrays if x is not None) == extreme
+    nans = np.zeros(0, np.uint32)
+    for seed in range(10):
+        bits = draw_case("slice1d", seed, "special", "medium").inputs["x"].view(np.uint32)
+        nans = np.append(nans, bits[(bits & 0x7FFFFFFF) > 0x7F800000])
+    quiet, negative = nans >> 22 & 1, nans >> 31
+    assert {*(quiet * 2 + negative).tolist()} == {0, 1, 2, 3} and not (nans & 1).any()
+
+
+@pytest.mark.every_choice
+def test_strides_lie_in_every_way_that_they_say() -> None:
+    batch, heads, rows, width = 2, 5, 7, 11
+    found = drawn(lambda d: d.matrix_strides(batch, rows, width))
+    assert {1 in f[1:] for f in found} == {True} and {f[2] == 1 for f in found} == {True, False}
+    assert any(f[0] == 0 and max(f) >= rows for f in found) and any(f[1] < width and f[2] == 1 for f in found)
+    assert any(f[1] >= batch * width and 0 < f[0] < f[1] for f in found if f[2] == 1)  # in turn
+    lies = {
+        (f[0] == 0, f[1] == 0, f[1] == width, f[2] >= 3 * heads * width)
+        for f in drawn(lambda d: d.head_strides(batch, heads, rows, width))
+    }
+    assert {k for way in lies for k, holds in enumerate(way) if holds} == {0, 1, 2, 3}
 
 
 @pytest.mark.every_choice

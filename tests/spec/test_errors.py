@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tlspec import norm_errors, registry
-from tlspec.bounds import LAMBDA, TINY, U, factor, spacing, tree_height
+from tlspec.bounds import LAMBDA, OVERFLOW, TINY, U, factor, spacing, tree_height
 from tlspec.case import Case, spec_inputs
 from tlspec.draw.cases import data_classes, draw_case
 from tlspec.formats import FORMATS
@@ -46,6 +46,8 @@ PRODUCTS: dict[str, tuple[int, Callable[..., Any], Callable[..., Any]]] = {
     "mul": (2, lambda a, b: a * b, lambda a, b: a * b),
     "fma": (3, lambda a, b, c: a.fma(b, c), lambda a, b, c: a * b + c),
     "div": (2, lambda a, b: a / b, lambda a, b: a / b),
+    "add": (2, lambda a, b: a + b, lambda a, b: a + b),
+    "sub": (2, lambda a, b: a - b, lambda a, b: a - b),
 }
 
 
@@ -91,8 +93,19 @@ def test_what_overflows_or_may_divide_by_nothing_is_free() -> None:
         assert not (of(1.0) / of(0.0)).free.any()  # infinite for certain
     free = Run(np.ones(1), np.zeros(1), np.ones(1, bool))
     one = of(1.0)
-    for run in (free * one, one * free, free.fma(one, one), one.fma(one, free), free / one, one / free, free.sqrt(1)):
+    for run in (
+        *(free * one, one * free, free.fma(one, one), one.fma(free, one), one.fma(one, free), free / one, one / free),
+        *(free + one, one + free, free - one, one - free, -free, free.sqrt(True), free.function(np.ones(1), 0.0)),
+    ):
         assert run.free.all() and np.isposinf(run.tolerance).all()
+    for share in (0.25, 4.0):  # the rounding of a sum below the threshold reaches it, or not
+        half = of(OVERFLOW / 2 * (1 - share * U))
+        assert ((half + half).free == (share < 1)).all() and ((-half - half).free == (share < 1)).all()
+    known = Run(np.array([-2.0, np.inf]), np.array([0.25, np.inf]), np.zeros(2, bool)).function(
+        np.array([-8.0, 1.0]), 3.0, 2.0
+    )
+    assert np.allclose(known.error, np.array([0.75, 0]) + 2.5 * (2 * U * np.array([8, 1]) + TINY), rtol=1e-12, atol=0)
+    assert Run.of(np.array([-2.0, 0.0]), U).error.tolist() == [2 * U, 0]
 
 
 @pytest.mark.operations("adam_step", "adamw_step")

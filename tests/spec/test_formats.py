@@ -229,6 +229,17 @@ def test_arrays_of_numpys_own_types(name: str) -> None:
         f.values(np.zeros(2, np.int32))
 
 
+@pytest.mark.parametrize("f", FORMATS.values(), ids=lambda f: f.name)
+def test_pieces_of_an_array_are_encoded_as_the_whole(f: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    for shape in ((4,), (5,), (7,), (8,), (9,), (3, 5), (2, 4, 3)):
+        x = np.random.default_rng(1).standard_normal(shape)
+        whole = f.encode(x)
+        monkeypatch.setattr(formats, "PIECE", 4)
+        pieces = f.encode(x)
+        monkeypatch.undo()
+        assert pieces.dtype == whole.dtype and np.array_equal(pieces, whole)
+
+
 def test_float64_values_are_not_copied() -> None:
     x = np.ones(3)
     assert np.shares_memory(FORMATS["float64"].values(x), x)

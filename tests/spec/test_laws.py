@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tlspec import laws, registry
-from tlspec.bounds import exact, tree
+from tlspec.bounds import exact, spacing, tree
 from tlspec.draw.cases import Case, draw_case, generator
 from tlspec.laws import Claim, Law
 from tlspec.registry import Contract, Op
@@ -94,6 +94,65 @@ def test_two_results_are_equal_within_the_sum_of_their_tolerances(off: float, ri
         law = laws.equation("f(x) = f(-x)", function, exact=False)
         case = draw_case(toy(ONE, np.abs, law), 1, "normal", "small")
         assert (laws.check(law, Apart(), case)[0] <= 1) == right
+
+
+class Told(laws.Spec):
+    """A world of given tolerances, call by call, in which the last result of the three is moved by a share of what is allowed."""
+
+    def __init__(self, share: float, *tolerances: float):
+        self.share, self.left, self.last = share, list(tolerances), 0.0
+        self.told = tolerances
+
+    def results(self, case: Case) -> list[np.ndarray]:
+        outs = super().results(case)
+        if len(self.left) > 1:
+            return outs
+        if case.which == "forward":  # f(2x + 3z) after f(x) and f(z)
+            x, z, both = self.told
+            return [outs[0] + self.share * (both + 2 * x + 3 * z)]
+        of, back = self.told  # the gradient after f(x), both times numbers
+        arrays = {f"g{n}": x for n, x in case.inputs.items() if x is not None}
+        sizes = sum(np.abs(x).sum() for x in arrays.values())
+        step = self.share * (of * np.abs(case.cotangents["g"]).sum() + back * sizes) / sizes
+        return [out + step * np.sign(arrays[a.name]) for out, a in zip(outs, case.signature.outputs, strict=True)]
+
+    def tolerances(self, case: Case) -> list[np.ndarray]:
+        tolerance = self.left.pop(0)
+        return [np.full(out.shape, tolerance) for out in case.real[0]]
+
+
+SUM = ("g -> ga, gb", lambda g: (g, g))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.99, 1.01, 3.0])
+@pytest.mark.parametrize(("law", "right", "tolerances"), [
+    (laws.linear("x"), toy(ROWS, lambda x: x.sum(1), laws.linear("x")), (1.0, 10.0, 100.0)),
+    (laws.adjoint("x"), toy(ROWS, lambda x: x.sum(1), laws.adjoint("x"), spread), (4.0, 1.0)),
+    (laws.adjoint("a", "b"), toy(TWO, lambda a, b: a + b, laws.adjoint("a", "b"), SUM), (1.0, 4.0)),
+], ids=["linear", "adjoint", "adjoint of two"])  # fmt: skip
+def test_a_law_allows_what_the_tolerances_of_its_results_add_up_to(
+    law: Law, right: Op, tolerances: tuple[float, ...], share: float
+) -> None:
+    case = draw_case(right, 4, "grid", "small")
+    assert np.isclose(laws.check(law, Told(share, *tolerances), case)[0], share, rtol=1e-6)
+
+
+def test_a_result_may_be_half_a_spacing_from_the_real_one() -> None:
+    """On the reference as much less as float64 is finer, and twice that for the functions it calls."""
+    for sums in (False, True):
+        case = draw_case(toy(ROWS, lambda x: x.sum(1), laws.linear("x"), sums=sums), 3, "normal", "small")
+        (out,), (own,) = case.real
+        (found,), (fine,) = (world.tolerances(case) for world in (laws.Device("cpu", lambda c: []), laws.Spec()))
+        assert np.array_equal(found, np.maximum(own, spacing(out) / 2)) and (own.any() == sums)
+        assert np.array_equal(fine, (found + spacing(out)) * 2.0**-28)
+
+
+def test_zeros_of_both_signs_are_told_apart_where_that_is_asked() -> None:
+    law = laws.even("x")
+    case = draw_case(toy(ONE, lambda x: 0 * x, law), 2, "normal", "small")
+    assert [laws.check(law, laws.Spec(), case, signed_zeros=s)[0] for s in (True, False)] == [np.inf, 0]
+    for tolerance in (0.0, 1.0):
+        assert Claim(np.zeros(1), -np.zeros(1), tolerance).worst()[0] == 0
 
 
 def test_arrays_of_other_shapes_are_never_equal() -> None:

@@ -12,7 +12,7 @@ import pytest
 import tlspec
 from tests.spec.test_registry import demand_equal_formulas
 from tlspec import references, registry
-from tlspec.draw.cases import data_classes, draw_case
+from tlspec.draw.cases import data_classes, draw_case, refused_by
 from tlspec.formats import FORMATS
 from tlspec.references.quantised import BLOCK
 
@@ -254,6 +254,51 @@ def test_thresholds_that_are_reached_exactly(p: float) -> None:
     probs = (rng.multinomial(8, [0.25, 0.25, 0.125, 0.125, 0.25], 40) / 8).astype(F32)
     found = references.find("top_p_renormalise").reference(probs.astype(float), p)
     assert np.array_equal(found.astype(F32), renormalised(probs, p))
+
+
+HEADS = {"heads": 4, "kv_heads": 2}
+PAGES = {
+    **HEADS,
+    "batch": 2,
+    "page": 4,
+    "most": 2,
+    "pages": 3,
+    "table": np.array([[0, 2], [2, 1]]),
+    "filled": np.array([0, 8]),
+}
+#: a reference -> values that its checks accept, and what makes each of them refuse
+ENDS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "fused_add_rms_norm": ({"eps": 0.0}, [{"eps": 1e10}], [{"eps": -1e-30}, {"eps": np.nan}]),
+    "grouped_matmul": (
+        {"groups": 3, "rows": 3, "ends": np.array([0, 3, 3])}, [{"ends": np.array([3, 3, 3])}, {"rows": 0, "ends": np.zeros(3)}],
+        [{"ends": np.array([2, 1, 3])}, {"ends": np.array([1, 2, 2])}, {"groups": 0, "rows": 0, "ends": np.zeros(0)}],
+    ),
+    "expert_matmul": (
+        {"experts": 2, "expert": np.array([[0, 1]])}, [{"expert": np.array([[1, 1]])}], [{"expert": np.array([[0, 2]])}]),
+    "varlen_attention": (
+        {**HEADS, "total": 3, "count": 4, "bounds": np.array([0, 0, 3, 3])}, [{"bounds": np.array([0, 1, 2, 3])}],
+        [{"bounds": np.array(b)} for b in ([0, 2, 1, 3], [1, 1, 2, 3], [0, 1, 2, 2])]
+        + [{"total": 0, "count": 1, "bounds": np.zeros(1)}, {"kv_heads": 0}, {"kv_heads": 3}],
+    ),
+    "paged_attention": (
+        PAGES, [{"filled": np.array([8, 8])}],
+        [{"filled": np.array([9, 0])}, {"table": np.array([[0, 3], [0, 0]])}, {"kv_heads": 0}, {"kv_heads": 3}],
+    ),
+    "int8_matmul": ({"k": 0}, [{"k": (2**31 - 1) // 127**2}], [{"k": (2**31 - 1) // 127**2 + 1}]),
+    "fp8_block_matmul": (
+        {"n": 0, "k": 0, "n_blocks": 0, "k_blocks": 0}, [{"n": n, "n_blocks": -(-n // BLOCK)} for n in (1, 127, 128, 129, 256)],
+        [{"n": 128, "n_blocks": 2}, {"n": 129, "n_blocks": 1}, {"k": 127}, {"k": 128}],
+    ),
+    **dict.fromkeys(("top_k_top_p", "top_p_renormalise"), (
+        {"vocab": 1, "p": 0.0}, [{"p": 1.0}], [{"p": -1e-30}, {"p": 1 + 2.0**-23}, {"p": np.nan}, {"vocab": 0}])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [row.name for row in references.references() if row.contract.checks])
+def test_references_take_all_that_they_say(name: str) -> None:
+    row, (values, accepted, refused) = references.find(name), ENDS[name]
+    for some, ok in (({}, True), *((a, True) for a in accepted), *((r, False) for r in refused)):
+        assert (refused_by(row, {**values, **some}) is None) == ok, some
 
 
 @pytest.mark.parametrize("reference", references.references(), ids=lambda r: r.name)

@@ -18,6 +18,24 @@ def test_sizes_are_counts_of_windows() -> None:
         assert shapes.conv_size(size, kernel, stride, padding) == (len(starts) if kernel else 0)
         reached = max((i * stride + kernel for i in range(size)), default=0) if kernel and stride else 0
         assert shapes.conv_transpose_size(size, kernel, stride, padding) == max(reached - 2 * padding, 0)
+    for size, kernel, stride, dilation, low, high in itertools.product(range(5), range(4), *[range(3)] * 4):
+        reach, given = dilation * (kernel - 1) + 1, size and kernel and stride and dilation
+        fitting = (
+            [o for o in range(0, size + low + high, stride or 1) if o + reach <= size + low + high] if given else []
+        )
+        assert shapes.conv_grouped_size(size, kernel, stride, dilation, low, high) == len(fitting)
+        for extra in range(2):
+            reached = (size - 1) * stride + reach + extra - low - high if given else 0
+            found = shapes.conv_transpose_grouped_size(size, kernel, stride, dilation, low, high, extra)
+            assert found == len(range(reached))
+    for most in (2**32 - 1, 2**32, 2**33):
+        assert shapes.conv_grouped_size(most - 2, 1, 1, 1, 1, 1) == min(most, 2**32)
+        assert shapes.conv_transpose_grouped_size(most - 2, 1, 1, 1, 0, 0, 2) == min(most, 2**32)
+    assert (
+        shapes.conv_grouped_out([7, 9], *[[1]] * 3, [0], [0])
+        == shapes.conv_transpose_grouped_out([7, 9], *[[1]] * 3, *[[0]] * 3)
+        == [7]
+    )
     assert shapes.pool_out([5, 6], [2, 3], [1, 2], [0, 1]) == shapes.conv_out([5, 6], [2, 3], [1, 2], [0, 1]) == [4, 3]
     assert shapes.conv_transpose_out([5, 6], [2, 3], [1, 2], [0, 1]) == [6, 11]
     assert shapes.pool_out([5], [2, 3], [1], [0]) == [5]  # unchanged where ranks differ
@@ -41,7 +59,7 @@ ACCEPTED: dict[str, tuple[list[Any], list[Any]]] = {
         [([], [], []), ([], [3], [0]), ([3], [2, 3], [0, 1]), ([3], [3, 2], [1, 0]), ([2, 3], [3, 2], [2, 1]), ([1], [5], [1]),
          ([1, 2], [2], [2]), ([2, 1], [2, 7], [1, 2]), ([0], [0], [1])],
         [([3], [3], [2]), ([3], [3, 3], [1, 1]), ([3], [4], [1]), ([3], [], []), ([2, 3], [3], [2]), ([3], [3], []),
-         ([3], [3], [1, 0]), ([5], [1], [1])],
+         ([3], [3], [1, 0]), ([5], [1], [1]), ([0], [5], [1]), ([0], [3], [0]), ([0, 3], [3], [2])],
     ),
     "pool_ok": (
         [ONE, TWO, ([1], [1], [9], [0]), ([1], [3], [1], [1]), ([1] * 9, [1] * 9, [1] * 9, [0] * 9),

@@ -182,7 +182,7 @@ def filled(case: Case, place: int) -> Case | None:
         low, high = (0, 1) if x.dtype.kind == "b" else (np.iinfo(x.dtype).min, np.iinfo(x.dtype).max)
         if a.below:
             low, high = 0, max(int(evaluate(a.below, case.values)), 1) - 1
-        made[a.name] = np.full_like(x, (low, high, (low + high) // 2, (low + high) // 2 + 1)[place])
+        made[a.name] = np.full_like(x, (low, high, (low + high) // 2, min((low + high) // 2 + 1, high))[place])
     again = replace(case, inputs=made, given=None)
     same = all(_is_same(made[n], x) for n, x in case.inputs.items())
     return None if same or refused_by(case.op, {**case.values, **made}) is not None else again

@@ -68,6 +68,12 @@ def _shift(f, x):
     yield f({"x": x + np.float32(3)}), f()
 
 
+def _hat(d, istd, factor=np.inf):
+    """d·istd; beside an infinite factor 0 where float32 has 0: their product is NaN."""
+    y = d * istd
+    return np.where((np.abs(y) < TINY / 2) & np.isinf(factor), 0.0 * y, y)
+
+
 @op("x[rows, cols], gamma[cols], beta[cols]; eps: float = 1e-6 -> out[rows, cols]",
     classes=CLASSES, bound=custom(layer_norm_tolerance, "first order through μ, V, istd: |γ|(Δd·istd + |d|·Δistd) + roundings"),
     data=DATA, checks=[EPS_CHECK], draw=draw_rows,
@@ -89,7 +95,7 @@ def layer_norm(x, gamma, beta, eps):
     if eps = 0 and the mean is exact. rows = 0 or cols = 0 gives an empty result.
     Errors: ARGUMENT if eps is negative or NaN."""
     mu, _, istd = statistics(x, eps)
-    return gamma * ((x - mu) * istd) + beta
+    return gamma * _hat(x - mu, istd, gamma) + beta
 
 
 @layer_norm.formula()
@@ -125,7 +131,7 @@ def layer_norm_vjp(x, gamma, g, eps):
 
     μ and istd are computed again from x. With rows = 0 ggamma and gbeta are 0."""
     mu, _, istd = statistics(x, eps)
-    xhat, a, n = (x - mu) * istd, g * gamma, max(x.shape[1], 1)
+    xhat, a, n = _hat(x - mu, istd), g * gamma, max(x.shape[1], 1)
     c1, c2 = a.sum(axis=1, keepdims=True) / n, (a * xhat).sum(axis=1, keepdims=True) / n
     return istd * (a - c1 - xhat * c2), (g * xhat).sum(axis=0), g.sum(axis=0)
 
@@ -146,7 +152,7 @@ def rms_norm(x, gamma, eps):
     Special values: IEEE 754. NaN or an infinity in a row make it NaN or 0, as the formula gives; where the sum of squares is
     beyond the float32 range a row is 0. A row of zeros gives zeros, NaN if eps = 0. A size of 0 gives an empty result.
     Errors: ARGUMENT if eps is negative or NaN."""
-    return gamma * (x * plain_statistics(x, eps)[1])
+    return gamma * _hat(x, plain_statistics(x, eps)[1], gamma)
 
 
 @rms_norm.vjp("x, gamma, g -> gx, ggamma",
@@ -156,7 +162,7 @@ def rms_norm_vjp(x, gamma, g, eps):
 
     istd = 1/√(mean square + eps) is computed again from x. With rows = 0 ggamma is 0."""
     istd = plain_statistics(x, eps)[1]
-    xhat, a = x * istd, g * gamma
+    xhat, a = _hat(x, istd), g * gamma
     c = (a * xhat).sum(axis=1, keepdims=True) / max(x.shape[1], 1)
     return istd * (a - xhat * c), (g * xhat).sum(axis=0)
 
@@ -210,7 +216,7 @@ def batchnorm_channel_first(x, gamma, beta, eps):
     Errors: ARGUMENT if eps is negative or NaN."""
     flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
     mu, _, istd = statistics(flat, eps)
-    return (gamma[:, None] * ((flat - mu) * istd) + beta[:, None]).reshape(x.shape)
+    return (gamma[:, None] * _hat(flat - mu, istd, gamma[:, None]) + beta[:, None]).reshape(x.shape)
 
 
 @batchnorm_channel_first.formula()
@@ -230,9 +236,9 @@ def batchnorm_channel_first_vjp(x, gamma, g, eps):
     μ and istd are computed again from x. With no pixels ggamma and gbeta are 0."""
     flat, cot = (t.reshape(x.shape[0], x.shape[1] * x.shape[2]) for t in (x, g))
     mu, _, istd = statistics(flat, eps)
-    xhat, n = (flat - mu) * istd, max(flat.shape[1], 1)
+    xhat, n = _hat(flat - mu, istd), max(flat.shape[1], 1)
     s1, s2 = cot.sum(axis=1, keepdims=True), (cot * xhat).sum(axis=1, keepdims=True)
-    gx = gamma[:, None] * istd * (cot - s1 / n - xhat * (s2 / n))
+    gx = _hat(istd, gamma[:, None]) * (cot - s1 / n - xhat * (s2 / n))
     return gx.reshape(x.shape), s2[:, 0], s1[:, 0]
 
 
@@ -281,12 +287,6 @@ def _apply(xhat, gamma, beta):
     return y if beta is None else y + beta
 
 
-def _hat(d, istd):
-    """d·istd, 0 where float32 has 0: an infinity times it is NaN."""
-    y = d * istd
-    return np.where(np.abs(y) < TINY / 2, 0.0 * y, y)
-
-
 def _scaled_and_moved(x, mu, slope, beta):
     moved = mu * slope
     return x * slope - moved if beta is None else x * slope + (beta - moved)
@@ -331,7 +331,8 @@ def layer_norm_stats(x, gamma, beta, eps):
     Errors: ARGUMENT if eps is negative or NaN."""
     mu, var = moments(x)
     istd = 1.0 / np.sqrt(var + eps)
-    return _apply((x - mu[:, None]) * istd[:, None], ones_or(gamma, x.shape[1]), beta), mu, istd
+    gamma = ones_or(gamma, x.shape[1])
+    return _apply(_hat(x - mu[:, None], istd[:, None], gamma), gamma, beta), mu, istd
 
 
 @layer_norm_stats.formula()
@@ -368,7 +369,8 @@ def rms_norm_stats(x, gamma, eps):
     Errors: ARGUMENT if eps is negative or NaN."""
     with np.errstate(invalid="ignore"):
         istd = 1.0 / np.sqrt((x**2).sum(axis=1) / np.float64(x.shape[1]) + eps)
-    return ones_or(gamma, x.shape[1]) * (x * istd[:, None]), istd
+    gamma = ones_or(gamma, x.shape[1])
+    return gamma * _hat(x, istd[:, None], gamma), istd
 
 
 @rms_norm_stats.vjp("x, gamma, istd, g_out -> gx, ggamma",
@@ -425,7 +427,7 @@ def batch_norm_stats(x, gamma, beta, eps):
     mu, var = moments(by_channel(x))
     istd = 1.0 / np.sqrt(var + eps)
     gamma, beta = ones_or(gamma, x.shape[1])[:, None], None if beta is None else beta[:, None]
-    return _apply((x - mu[:, None]) * istd[:, None], gamma, beta), mu, var, istd
+    return _apply(_hat(x - mu[:, None], istd[:, None], gamma), gamma, beta), mu, var, istd
 
 
 @batch_norm_stats.formula()
@@ -444,7 +446,7 @@ def batch_norm_stats_vjp(x, gamma, mean, istd, g_out):
     mean and istd are those of the forward: eps is not read. Where these are constants, not statistics of x, the gradient is
     that of channel_affine. With nothing to add ggamma and gbeta are 0."""
     g, xhat = by_channel(g_out), _hat(by_channel(x) - mean[:, None], istd[:, None])
-    gx = _gradient(xhat, g, (istd * ones_or(gamma, x.shape[1]))[:, None])
+    gx = _gradient(xhat, g, _hat(istd, ones_or(gamma, x.shape[1]))[:, None])
     return by_sample(gx, x), (g * xhat).sum(axis=1), g.sum(axis=1)
 
 
@@ -504,8 +506,8 @@ def group_norm_stats(x, gamma, beta, eps):
     Errors: ARGUMENT if eps is negative or NaN."""
     mu, var = moments(by_group(x))
     istd = 1.0 / np.sqrt(var + eps)
-    xhat = ((by_group(x) - mu[:, None]) * istd[:, None]).reshape(x.shape)
     gamma, beta = ones_or(gamma, x.shape[1:3])[:, :, None], None if beta is None else beta[:, :, None]
+    xhat = _hat(by_group(x) - mu[:, None], istd[:, None], by_group(gamma + np.zeros(x.shape))).reshape(x.shape)
     return _apply(xhat, gamma, beta), mu.reshape(x.shape[:2]), istd.reshape(x.shape[:2])
 
 

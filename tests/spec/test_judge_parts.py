@@ -1,0 +1,326 @@
+"""The parts of the judge beside their plain definitions, over many lengths, steps, keys and values."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tlspec import arrays, registry
+from tlspec.bounds import call_reference
+from tlspec.case import as_tuple
+from tlspec.draw.cases import Case, Expected, draw_case, is_empty
+from tlspec.formats import FORMATS
+from tlspec.judge import altered, blocks, choice, kept, mutants, repetition, trial
+from tlspec.judge.arithmetic import ULPS, arithmetic
+from tlspec.judge.contract import constrained
+from tlspec.judge.formulas import ALWAYS, CASTS, NAMED
+from tlspec.judge.invariants.samples import LAYOUTS, NEIGHBOURS, Samples, laid_out, slots_of
+from tlspec.judge.report import Report, Row
+from tlspec.judge.runner import Failure, Plain
+from tlspec.judge.shrink import lengths_of, resized
+from tlspec.judge.subject import subject_of
+from tlspec.judge.trial import Trial, quantised
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+FLOAT32 = FORMATS["float32"]
+
+
+def case_of(op: str, seed: int = 0, data: str = "normal", **lengths: Any) -> Case:
+    case = draw_case(op, seed, data, "small")
+    made = resized(case, {**lengths_of(case), **lengths})
+    assert made is not None
+    return made
+
+
+def first(x: np.ndarray) -> np.ndarray:
+    """The array with its longest axis first."""
+    return np.moveaxis(x, int(np.argmax(x.shape)), 0)
+
+
+def half(x: np.ndarray, y: np.ndarray, change: Callable[[np.ndarray], Any]) -> bool:
+    """Whether the first half of the longest axis alone is changed."""
+    n = len(first(x)) // 2
+    return bool((first(y)[:n] == change(first(x)[:n])).all() and (first(y)[n:] == first(x)[n:]).all())
+
+
+#: by change: what holds of an array of finite numbers other than 0, and of what becomes of it
+CHANGES: dict[Callable[[Case], Case], Callable[[np.ndarray, np.ndarray], Any]] = {
+    altered.halved: lambda x, y: np.array_equal(y, x[..., ::-1] / 2),
+    altered.touched: lambda x, y: np.array_equal(y[y != x] / x[y != x], [0.5]),
+    altered.nudged: lambda x, y: (x != y).sum() == 1 and all(2**-21 < r - 1 <= 2**-10 for r in y[y != x] / x[y != x]),
+    altered.permuted: lambda x, y: np.array_equal(np.sort(y, None), np.sort(x, None)),
+    altered.falling: lambda x, y: np.array_equal(y, np.sort(x, axis=-1)[..., ::-1]),
+    altered.tied: lambda x, y: np.array_equal(y, np.sign(x) * (np.abs(x) > 0.5)),
+    altered.late: lambda x, y: np.array_equal(
+        y.flat, np.where(np.arange(x.size) < x.size - math.ceil(x.size / 8), 1, 0.5) * x.flat),
+    altered.steep: lambda x, y: half(x, y, lambda part: part * np.float32(2**60)),
+    altered.masked: lambda x, y: half(x, y, lambda part: -np.inf),
+    altered.sparse: lambda x, y: np.count_nonzero(y) == min(x.size, 2) and (y[y != 0] == x[y != 0]).all(),
+    altered.alike: lambda x, y: x.ndim < 2 or all((r != x[0]).sum() == 1 for r in y),
+    altered.expanded: lambda x, y: (y == x[:1]).all(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
+def test_altered_cases_are_what_their_names_say(change: Callable[[Case], Case]) -> None:
+    """At every length."""
+    sizes = (
+        [{"n": n} for n in range(1, 40)],
+        [dict(zip("mnp", s, strict=True)) for s in itertools.product((1, 2, 5, 8), repeat=3)],
+    )
+    for op, several in zip(("exp", "matmul"), sizes, strict=True):
+        for seed, lengths in enumerate(several):
+            case = case_of(op, seed, **lengths)
+            for name, x in case.inputs.items():
+                assert x is not None and CHANGES[change](x, change(case).inputs[name]), (lengths, x)  # type: ignore[arg-type]
+
+
+def test_numbers_are_nudged_by_many_shares() -> None:
+    """Of which a key that rounds misses some, wherever it rounds."""
+    pairs = ((x := case_of("exp", seed, n=9)).inputs["x"] / altered.nudged(x).inputs["x"] for seed in range(80))
+    assert {round(-math.log2(1 - r.min())) for r in pairs} >= set(range(10, 20))
+
+
+@pytest.mark.parametrize("high", [1, 2, 3, 8, 256])
+def test_whole_numbers_are_filled_to_their_ends(high: int) -> None:
+    op = subject_of(None, lambda x, at, q: x[at] + q, "x[rows], at: u32[k] < rows, q: i8[k] -> out[k]")
+    case, last, middle = resized(draw_case(op, 0, "normal", "small"), {"rows": high, "k": 3}), high - 1, (high - 1) // 2
+    for place, ends in enumerate([(0, -128), (last, 127), (middle, -1), (min(middle + 1, last), 0)]):
+        made = altered.filled(case, place)  # type: ignore[arg-type]
+        assert made is not None and [{*made.inputs[n]} for n in ("at", "q")] == [{end} for end in ends]  # type: ignore[misc]
+
+
+def test_arrays_are_one_where_shapes_agree() -> None:
+    case = case_of("where", n=3)
+    made = altered.shared(case)
+    assert made is not None and len({id(x) for x in made.inputs.values()}) == 1 and altered.shared(made) is None
+    several = replace(made, inputs={n: np.array(x) for n, x in made.inputs.items()})
+    assert altered.is_same(case, replace(case)) and not altered.is_same(made, several)
+    assert altered.shared(case_of("matmul", m=2, n=3, p=2)) is None, "as many numbers in another shape"
+
+
+@pytest.mark.parametrize("lengths", [(12,), (13,), (12, 8), (1, 11), (4, 7, 3)], ids=str)
+def test_a_sample_reaches_both_ends_and_has_lines_anywhere(lengths: tuple[int, ...]) -> None:
+    """Whatever the steps; no part of it is empty, or lies outside."""
+    names = dict(zip("abc", lengths, strict=False))
+
+    def sample(step: Sequence[int], seed: int) -> list[dict[str, slice]]:
+        case: Any = SimpleNamespace(op=SimpleNamespace(name="op"), seed=seed, data="normal")
+        return blocks._sampled(case, names, dict(zip("abc", step, strict=False)))
+
+    for step in itertools.product(*(range(1, n + 1) for n in lengths)):
+        seen = np.zeros(lengths, bool)
+        for block in sample(step, 0):
+            assert all(0 <= s.start < s.stop <= names[d] for d, s in block.items())
+            seen[tuple(block[d] for d in names)] = True
+        assert seen.flat[0] and seen.flat[-1], step
+    found = [item for seed in range(150) for block in sample([2] * len(lengths), seed) for item in block.items()]
+    lines = {(d, s.start) for d, s in found if s.stop - s.start == 1}
+    assert len(lengths) == 1 or lines >= {(d, i) for d, n in names.items() for i in range(n)}
+
+
+@pytest.mark.parametrize("cases", [{"small": 9, "edges": 4}, 12], ids=str)
+def test_data_classes_and_then_seeds_are_drawn_in_turn(cases: Any) -> None:
+    """In each size; cases of no elements are passed over where they are not wanted."""
+    op, classes = registry.get("softmax"), ("normal", "integers", "special")
+    found = list(choice.drawn_cases(op, "forward", cases, classes, False, 40))
+    usual = {"small": cases, "medium": cases // 4, "edges": cases // 3, "large": 1} if isinstance(cases, int) else cases
+    assert len(found) == sum(usual.values())
+    for size, count in usual.items():
+        order = ("integers", "normal", "special") if size == "large" else classes
+        every = (draw_case(op, 40 + i // 3, order[i % 3], size) for i in itertools.count())
+        wanted = itertools.islice((c for c in every if not is_empty(c)), count)
+        assert [(c.seed, c.data) for c in found if c.size == size] == [(c.seed, c.data) for c in wanted]
+
+
+def test_what_was_used_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the room, by each word of its key."""
+    mine = kept._Kept()
+    monkeypatch.setattr(kept, "_kept", mine)
+    monkeypatch.setattr(kept, "MOST", 6 * kept.ALONE)
+    words = ("exp", "softmax"), (0, 1), ("normal", "integers"), ("small", "edges"), ("forward", "vjp")
+    keys, used = list(itertools.product(*words)), list[int]()
+    for i in map(int, np.random.default_rng(0).integers(0, len(keys), 60)):
+        op, *rest = keys[i]
+        assert altered.is_same(kept.drawn(registry.get(op), *rest), draw_case(op, *rest))  # type: ignore[arg-type]
+        used = [*(k for k in used if k != i), i]
+        held = [e.case for e in mine.entries.values()]
+        assert mine.bytes == sum(e.bytes for e in mine.entries.values()) <= kept.MOST and len(mine.of_case) == len(held)
+        assert [(c.op.name, c.seed, c.data, c.size, c.which) for c in held] == [
+            keys[k] for k in used[len(used) - len(held) :]
+        ]
+
+
+def test_a_verdict_is_what_its_counts_say() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(600):
+        report = Report("kernel", "exp", "float32", "numpy", "", undeclared=int(rng.integers(9)), unsupported=9)
+        for _ in range(rng.integers(3)):
+            cases = int(rng.integers(6))
+            empty = int(rng.integers(cases + 1))
+            blind = int(rng.integers(cases - empty + 1))
+            report.rows.append(Row("forward", "normal", cases, empty, blind, share=rng.random()))
+        told, every = (sum(r.cases - more * r.empty for r in report.rows) for more in (1, 0))
+        nothing = not told or report.undeclared > every or sum(r.blind for r in report.rows) / told > 0.5
+        assert (report.verdict, report.ok) == (("blind", False) if nothing else ("pass", True))
+        assert report.share == max([0.0, *(r.share for r in report.rows)])
+
+
+def test_each_planted_defect_is_caught_or_missed() -> None:
+    report = Report("kernel", "exp", "float32", "numpy", "")
+    report.sensitivity = {f"{c} of {k}": (c, k) for k in range(4) for c in range(k + 1)}
+    (missed,) = (line for line in str(report).splitlines() if line.startswith("defects they would miss: "))
+    assert missed.partition(": ")[2] == "0 of 1, 0 of 2, 0 of 3"
+
+
+@pytest.mark.parametrize(("requests", "size", "calls"), [*itertools.product((1, 2, 3, 5), (1, 2, 3, 4, 7), (1, 6, 23))])
+def test_calls_in_turn_whatever_a_message_holds(requests: int, size: int, calls: int) -> None:
+    """Each result belongs to the request whose turn it is, also in the next message and where a call fails."""
+    made: list[int] = []
+
+    def turns(of: Sequence[Any], kinds: Any, count: int) -> tuple[list[bytes], Exception | None]:
+        assert kinds == [[("float32", (i,))] for i in of]
+        found = [of[i % len(of)] for i in range(min(count, size))]
+        made.extend(found)
+        return [bytes([i]) for i in found], Failure("late") if len(made) >= 20 else None
+
+    plain = {i: [Plain("float32", (i,), np.zeros(i, np.uint32))] for i in range(requests)}
+    check: Any = SimpleNamespace(function=SimpleNamespace(turns=turns))
+    found = list(repetition._in_turn(check, {i: i for i in plain}, plain, calls, math.inf))  # type: ignore[misc]
+    results = found[: len(made)]
+    assert [i for i, _ in found] == [i % requests for i in range(len(found))] and [i for i, _ in results] == made
+    assert all(got == bytes([i]) for i, got in results) and (len(made) >= 20 or len(made) == len(found) == calls)
+
+
+@pytest.mark.parametrize("op", ["matmul", "log_softmax"])
+def test_a_large_case_has_the_same_outcome_at_each_use(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks that are computed, that are kept, and that are taken from there; wherever a number is wrong."""
+    for module, name, size in (
+        (blocks, "LARGE", 100),
+        (trial, "LARGE", 100),
+        (blocks, "OUTPUT", 20),
+        (blocks, "ARRAY", 60),
+    ):
+        monkeypatch.setattr(module, name, size)
+    case = case_of(op, **{"matmul": {"m": 11, "n": 6, "p": 9}, "log_softmax": {"rows": 13, "cols": 9}}[op])
+    case = replace(case, op=constrained(case.op, None, (), FLOAT32))
+    right = np.asarray(case.op(*case.inputs.values())).astype(np.float32)
+    known: dict[str, Any] = {}
+    for i, place in enumerate([None, *[*np.ndindex(right.shape)][::7], None]):
+        got = right.copy()
+        got[place] += place is not None
+        used = Trial(case, FLOAT32, arithmetic(), kept=known if i % 3 else None)
+        (found,) = used.compare([got])
+        assert used.large and found.count == used.sampled == right.size and not used.blind
+        assert (found.ok, found.violations) == ((True, 0) if place is None else (False, 1)) and (
+            found.ok or found.index == place
+        )
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("data", ["normal", "wide", "special"])
+def test_numbers_are_rounded_alike_in_pieces(name: str, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of("matmul", data=data, m=5, n=7, p=3)
+    whole = quantised(case, FORMATS[name])
+    for piece in (1, 4, 5, 21, 34, 35):
+        monkeypatch.setattr(trial, "PIECE", piece)
+        assert altered.is_same(whole, quantised(case, FORMATS[name]))
+    assert all(np.array_equal(FORMATS[name].round(x), x, equal_nan=True) for x in whole.inputs.values())  # type: ignore[arg-type]
+
+
+def test_a_trial_is_blind_where_its_bounds_exceed_most_answers() -> None:
+    for many, loose in ((n, k) for n in range(1, 8) for k in range(n + 1)):
+        used, values = Trial(case_of("exp", n=many), FLOAT32, arithmetic()), np.arange(1.0, many + 1)
+        bounds = np.where(np.arange(many) < loose, values, 0.5)
+        used.__dict__["expected"] = Expected((values,), (bounds,), False, (None,))
+        assert used.blind == used.open == (loose > many / 2)
+
+
+def test_the_sensitivity_counts_trials_that_a_defect_changes() -> None:
+    """Equal numbers are not changed by another order."""
+    trials: list[Trial] = []
+    for n, step in itertools.product((1, 2, 3, 8), (0, 1)):
+        x = 1 + step * np.arange(n, dtype=np.float32)
+        trials.append(Trial(replace(case_of("relu", n=n), inputs={"x": x}, given=None), FLOAT32, arithmetic()))
+    found = mutants.sensitivity(trials)
+    assert found["zeros"] == found["the last element unwritten"] == (8, 8)
+    assert found["shifted by one"] == found["an earlier result"] == (3, 3)
+    assert not {"a copy of an input", "a wrong parameter"} & found.keys()
+    two = subject_of(None, lambda x: (x, 0 * x), "x[n] -> a[n], b[n]")
+    case = resized(draw_case(two, 0, "uniform", "small"), {"n": 3})
+    assert case is not None
+    pair = Trial(case, FLOAT32, arithmetic())
+    assert mutants.sensitivity([pair])["zeros"] == (1, 1), "one wrong result of several is enough"
+
+
+@pytest.mark.parametrize(("name", "op"), [*(("", op) for op in ALWAYS), *(("cast", op) for op in CASTS),
+                                          *((n, op) for n in ("tanh", "strassen", "fft") for op in NAMED[n])])  # fmt: skip
+def test_a_formula_is_its_operation(name: str, op: str) -> None:
+    """At lengths and parameters of all kinds, within the errors of the operation's own formula."""
+    row = subject_of(op, None, None)
+    formula = CASTS[op](row, FLOAT32) if name == "cast" else NAMED[name][op] if name else ALWAYS[op]
+    for seed in range(16):
+        case = quantised(draw_case(row, seed, "uniform", "small"), FLOAT32)
+        results = [np.asarray(x).astype(np.float32) for x in as_tuple(call_reference(formula, case.wide, case.values))]
+        assert all(c.ok for c in Trial(case, FLOAT32, arithmetic()).compare(results)), (seed, case.values)
+
+
+def test_a_sample_is_the_same_in_every_batch() -> None:
+    samples = Samples(
+        slots_of("x[batch, seq, 3], t: index[seq, batch] < 5, m: bool[batch, seq], w[4]", {"seq": 6})[0], 0
+    )
+    alone = [samples.values([i]) for i in range(6)]
+    for ids, content in itertools.product(([0], [3, 1], [5, 0, 2, 4], [4, 3, 2, 1, 0]), NEIGHBOURS):
+        for place, sample in enumerate(ids):
+            made = samples.values(ids, content, place)
+            for i, (slot, x) in enumerate(zip(samples.slots, made, strict=True)):
+                assert np.array_equal(x if slot.batch < 0 else x.take([place], slot.batch), alone[sample][i])
+            rest, own = np.delete(made[0], place, 0), np.delete(samples.values(ids)[0], place, 0)
+            copies = np.repeat(alone[sample][0], len(ids) - 1, 0)
+            wanted = {"copies": copies, "zeros": 0 * own, "large": 4096 * own, "nan": np.nan * own}.get(content)
+            assert (rest != own).all() if wanted is None else np.array_equal(rest, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4), (2, 3, 4, 5)], ids=str)
+def test_an_array_holds_its_numbers_in_every_layout(shape: tuple[int, ...]) -> None:
+    x = np.arange(1.0, math.prod(shape) + 1).reshape(shape)
+    for layout, least in LAYOUTS.items():
+        made = laid_out(arrays.get("numpy"), x, FLOAT32, layout)
+        assert np.array_equal(made, x), layout
+        assert made.flags.c_contiguous == (len(shape) < least or layout == "one element further"), layout
+
+
+#: by word: the bits of a sum, whether it is rounded to nearest, and the terms of a part
+SUMS = {"ampere": (24, False, 0), "tensorcore": (24, False, 0), "hopper": (25, False, 0), "fp8": (14, False, 0),
+        "promoted:128": (14, False, 128), "int32": (31, True, 0), "bf16": (8, True, 0), "fp32": (24, True, 0),
+        "fp64": (53, True, 0)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["float64", "float32", "bfloat16", "float8_e4m3fn"])
+def test_words_of_arithmetic_are_what_the_tables_say(name: str) -> None:
+    inside, narrow, usual = (
+        FORMATS["float64" if name == "float64" else "float32"],
+        FORMATS[name].precision < 24,
+        arithmetic(name),
+    )
+    assert (usual.precision, usual.flushed, usual.saturate, usual.overflow) == (
+        inside.precision,
+        0,
+        False,
+        inside.overflow,
+    )
+    assert (usual.sum_precision, usual.to_nearest, usual.chunk) == SUMS["tensorcore" if narrow else f"fp{inside.bits}"]
+    assert usual.operands is (FORMATS[name] if narrow else None)
+    for word, found in SUMS.items():
+        made = arithmetic(name, accumulate=word)
+        assert (made.sum_precision, made.to_nearest, made.chunk, made.operands) == (*found, None), word
+    for word, bits in {"bf16": 8, "float16": 11, "fp32": 24}.items():
+        made = arithmetic(name, intermediate=word)
+        assert (made.precision, made.sum_precision, made.to_nearest, made.operands) == (bits, bits, True, None)
+    assert arithmetic(name, flush=True).flushed == inside.least_normal
+    assert all(ULPS["documented"][f] >= u or f in ("divide", "sqrt") for f, u in ULPS["cuda"].items())
