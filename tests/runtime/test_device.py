@@ -1,5 +1,6 @@
 """Devices: names, life, memory, time."""
 
+import itertools
 import os
 import pickle
 import subprocess
@@ -78,6 +79,17 @@ def test_a_closed_shared_device_is_made_anew(monkeypatch, asked, later):
     first.close()
     for math in (None, "fast", "reproducible"):
         assert tlrt.device("cpu", math=math) is not first and tlrt.device("cpu", math=math).zeros(1).numpy() == 0
+
+
+@pytest.mark.parametrize("usual", [None, "fast", "reproducible"])
+def test_a_shared_device_has_the_mode_that_is_asked_for(monkeypatch, usual):
+    """Or that of the environment, whatever was asked for before."""
+    monkeypatch.delenv("TORCHLEAN_MATH", raising=False) if usual is None else monkeypatch.setenv(
+        "TORCHLEAN_MATH", usual
+    )
+    for order in itertools.permutations((None, "fast", "reproducible")):
+        monkeypatch.setattr(handles, "_shared", {})
+        assert [tlrt.device("cpu", math=m).math for m in order] == [m or usual or "fast" for m in order]
 
 
 def test_memory(dev):

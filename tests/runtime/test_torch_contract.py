@@ -350,6 +350,13 @@ def test_running_statistics_keep_their_type(dtype: Any, momentum: float | None) 
     for axes in (0, 1, 2, 3):
         layer = [nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d][axes](4, momentum=momentum).to(dtype)
         plain = copy.deepcopy(layer)
+        if axes % 2:  # views of other memory
+            memory = torch.cat([torch.zeros(5), torch.ones(4)]).to(dtype)
+            views = (
+                (memory[1:5], memory[5:]) if axes == 1 else torch.stack([torch.zeros(4), torch.ones(4)], 1).to(dtype).T
+            )
+            layer.running_mean, layer.running_var = views
+            plain.running_mean, plain.running_var = (t.clone() for t in (layer.running_mean, layer.running_var))
         for seed in (1, 2):
             x = (drawn(seed, 6, 4, *[3] * axes) * 5 + 2).to(dtype)
             with mode.reproducible(strict=True):

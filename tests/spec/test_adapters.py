@@ -463,7 +463,7 @@ def test_whole_numbers_leave_room_for_other_formulas_of_a_gradient() -> None:
 #: what references compute: a name -> a function of x (4, 6, 8), and whether it is narrow around the result of float32
 EXPRESSIONS: dict[str, Callable[[Any], Any]] = {
     "linear": lambda x: F.linear(x, x[0], x[0, :, 0]), "softmax": lambda x: F.softmax(x, -1),
-        "layer_norm": lambda x: F.layer_norm(x, (8,)),
+    "layer_norm": lambda x: F.layer_norm(x, (8,)), "layer_norm of two axes": lambda x: F.layer_norm(x, x.shape[1:], x[0], x[1]),
     "group_norm": lambda x: F.group_norm(x, 3), "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
     "gelu": F.gelu, "selu": F.selu, "hardsigmoid": F.hardsigmoid, "mish": F.mish, "conv": lambda x: F.conv1d(x, x[:2, :, :3],
         padding=1),

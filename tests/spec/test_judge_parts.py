@@ -17,7 +17,7 @@ from tlspec.draw.cases import Case, Expected, draw_case, is_empty
 from tlspec.formats import FORMATS
 from tlspec.judge import altered, blocks, choice, kept, mutants, repetition, trial
 from tlspec.judge.arithmetic import ULPS, arithmetic
-from tlspec.judge.contract import constrained
+from tlspec.judge.contract import constrained, contract
 from tlspec.judge.formulas import ALWAYS, CASTS, NAMED
 from tlspec.judge.invariants.samples import LAYOUTS, NEIGHBOURS, Samples, laid_out, slots_of
 from tlspec.judge.report import Report, Row
@@ -233,6 +233,16 @@ def test_numbers_are_rounded_alike_in_pieces(name: str, data: str, monkeypatch: 
     assert all(np.array_equal(FORMATS[name].round(x), x, equal_nan=True) for x in whole.inputs.values())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("op", registry.ops(), ids=lambda op: op.name)
+def test_a_kernel_may_refuse_empty_arrays_of_every_operation(op: Any) -> None:
+    drawn = [draw_case(op, seed, "normal", "edges") for seed in range(12)]
+    emptied = [resized(drawn[0], {**lengths_of(drawn[0]), name: 0}) for name in lengths_of(drawn[0])]
+    found = [
+        c for c in [*drawn, *emptied] if c is not None and any(x is not None and not x.size for x in c.inputs.values())
+    ]
+    assert all(contract("any", "empty").leaves_out(c) for c in found)
+
+
 def test_a_trial_is_blind_where_its_bounds_exceed_most_answers() -> None:
     for many, loose in ((n, k) for n in range(1, 8) for k in range(n + 1)):
         used, values = Trial(case_of("exp", n=many), FLOAT32, arithmetic()), np.arange(1.0, many + 1)
@@ -293,6 +303,9 @@ def test_an_array_holds_its_numbers_in_every_layout(shape: tuple[int, ...]) -> N
         made = laid_out(arrays.get("numpy"), x, FLOAT32, layout)
         assert np.array_equal(made, x), layout
         assert made.flags.c_contiguous == (len(shape) < least or layout == "one element further"), layout
+        whole = made if made.base is None else made.base
+        if layout == "one element further":
+            assert isinstance(whole, np.ndarray) and made.ctypes.data == whole.ctypes.data + made.itemsize
 
 
 #: by word: the bits of a sum, whether it is rounded to nearest, and the terms of a part
