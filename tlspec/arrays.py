@@ -54,7 +54,7 @@ LAYOUTS = ("gaps", "rows", "transposed", "inner", "channels", "expanded", "offse
 def patterns_of(values: npt.ArrayLike, format: Format) -> Bits:
     """The bit patterns of `values`, rounded to `format`; those of its own container stay as they are."""
     known = np.asarray(values)
-    same = known.dtype.name == format.name
+    same = known.dtype.name == format.name and known.dtype.isnative
     return np.array(known, order="C").view(format.unsigned) if same else format.encode(known)
 
 

@@ -93,6 +93,10 @@ def test_what_is_made_has_the_rounded_values(library: Arrays, formats: list[Form
         assert library.shape(made) == (4, 4)
         assert library.format_of(made).name == format.container
         assert np.array_equal(library.bits(made), format.encode(x)) and library.bits(made).dtype == format.unsigned
+        small = np.where(np.abs(x) < 3e38, x, 0)
+        for stored in (">f8", "<f4", ">f4"):
+            again = library.make(small.astype(stored), format)
+            assert np.array_equal(library.bits(again), format.encode(small.astype(stored).astype(np.float64))), stored
         found = library.values(made)
         assert found.dtype == np.float64 and np.array_equal(found, format.round(x), equal_nan=True)
         assert np.array_equal(found[:3], HELD, equal_nan=True) and np.signbit(found[0, 3])
