@@ -60,6 +60,7 @@ LEFT: dict[str, Any] = {
         "_fused_adam_",
     ),
     "decompositions": (lambda: torch.linalg.eig(drawn(1, 4, 4)), "linalg_eig"),
+    "higher derivatives": (lambda: torch.polygamma(2, drawn(1, 4).double()), "polygamma"),
     "special functions": (lambda: torch.special.i0(drawn(1, 4)), "i0"),
 }
 

@@ -17,9 +17,9 @@ aten = torch.ops.aten
 KEY, FRONT, DOUBLE = "CustomRNGKeyId", "TESTING_ONLY_GenericMode", "TESTING_ONLY_GenericWrapper"
 #: operator -> function of the same arguments, which raises NotImplementedError for a case that it does not compute
 ROUTES: dict[Any, Callable[..., Any]] = {}
-#: functions that take float32 and float64 alone, as their operators do on a CPU
-MATRICES: set[Callable[..., Any]] = set()
-#: operator -> function of float64 tensors
+#: function -> the types that it takes, where these are others than float32 and the narrower ones
+TYPES: dict[Callable[..., Any], frozenset[Any]] = {}
+#: operator that native/torch computes in float32 -> function of float64 tensors
 DOUBLES: dict[Any, Callable[..., Any]] = {}
 #: kernels of other libraries' operators, by name
 LIBRARIES: dict[str, Callable[..., Any]] = {}
@@ -34,19 +34,24 @@ def route(*operators: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def route_of_matrices(*operators: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The route of operators on matrices, which PyTorch has of float32 and float64."""
+
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        MATRICES.add(function)
+        TYPES[function] = frozenset([torch.float32, torch.float64])
         return route(*operators)(function)
 
     return register
 
 
 def route_by_double(operator: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The route of an operator that is computed in float64, for float32 too."""
+    """The route of an operator that is computed in float64 for all types."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        DOUBLES[operator] = function
-        ROUTES[operator] = lambda *args: _double_kernel(function)(*args).to(torch.float32)
+        def computed(*args: Any) -> Any:
+            return _double_kernel(function)(*args).to(next(tensors_of(args)).dtype)
+
+        TYPES[computed] = _COMPUTED | {torch.float64}
+        route(operator)(computed)
         return function
 
     return register
@@ -142,13 +147,8 @@ def _kernel(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         kinds = {x.dtype for x in tensors if x.is_floating_point() or x.is_complex()}
         if not kinds or _is_foreign(tensors):
             return original(operator, args, kwargs)
-        if kinds == {torch.float64} and operator in DOUBLES:
-            found = _double_kernel(DOUBLES[operator])(*args, **kwargs)
-            _note(operator, True, _work(found))
-            return found
         theirs = original(operator, args, kwargs) if len(kinds) > 1 else None
-        computed = frozenset([torch.float32, torch.float64]) if function in MATRICES else _COMPUTED
-        if kinds <= computed and kwargs.get("dtype") in (None, torch.float32):
+        if kinds <= TYPES.get(function, _COMPUTED) and kwargs.get("dtype") in (None, torch.float32):
             given = {n: _widened(v) for n, v in kwargs.items() if n not in _IGNORED}
             try:
                 with _without_autocast():
