@@ -19,6 +19,7 @@ from tlspec.judge import altered, blocks, choice, kept, mutants, repetition, tri
 from tlspec.judge.arithmetic import ULPS, arithmetic
 from tlspec.judge.contract import constrained, contract
 from tlspec.judge.formulas import ALWAYS, CASTS, NAMED
+from tlspec.judge.invariants.axes import Trials
 from tlspec.judge.invariants.samples import LAYOUTS, NEIGHBOURS, Samples, laid_out, slots_of
 from tlspec.judge.report import Report, Row
 from tlspec.judge.runner import Failure, Plain
@@ -294,6 +295,20 @@ def test_a_sample_is_the_same_in_every_batch() -> None:
             copies = np.repeat(alone[sample][0], len(ids) - 1, 0)
             wanted = {"copies": copies, "zeros": 0 * own, "large": 4096 * own, "nan": np.nan * own}.get(content)
             assert (rest != own).all() if wanted is None else np.array_equal(rest, wanted, equal_nan=True)
+
+
+def test_a_sample_alone_is_called_once_for_each_length() -> None:
+    made: list[Any] = []
+
+    def call(values: Sequence[np.ndarray]) -> Callable[[], np.ndarray]:
+        return lambda: made.append(values) or values[0].astype(np.float32)  # type: ignore[func-returns-value]
+
+    subject: Any = SimpleNamespace(library=arrays.get("numpy"), torch=None, call=call)
+    trials = Trials(subject, Samples(slots_of("x[batch, seq, 3]", {"seq": 6})[0], 0), False, None, None)  # type: ignore[arg-type]
+    for sample, of in [*itertools.product(range(3), trials.lengths)] * 2:
+        (result,) = trials._alone(sample, of)[1]
+        assert np.array_equal(result.numbers(), of.values([sample])[0].astype(np.float32))
+    assert len(trials.lengths) > 1 and len(made) == 3 * len(trials.lengths)
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4), (2, 3, 4, 5)], ids=str)
