@@ -515,6 +515,30 @@ def test_tracked_errors_cover_float32_and_are_narrow(name: str) -> None:
     assert np.any(np.abs(got * (1 + 2.0**-12) - known.value) > known.error)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_groups_have_the_errors_of_layers_of_their_own(transposed: bool) -> None:
+    """In a convolution's result and in both gradients: of as many terms."""
+    rng = np.random.default_rng(7)
+    apply = F.conv_transpose1d if transposed else F.conv1d
+    shapes = (2, 6, 9), (6, 4, 3) if transposed else (12, 2, 3), (2, 12, 11 if transposed else 7)
+    x, w, g = (torch.from_numpy(rng.standard_normal(s)) * 1.1 for s in shapes)
+
+    def passes(x: Any, w: Any, g: Any, groups: int) -> list[Any]:
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        y = apply(x, w, groups=groups)
+        return [y.detach(), *torch.autograd.grad(y, (x, w), g)]
+
+    def apart() -> list[Any]:
+        parts = zip(x.chunk(3, 1), w.chunk(3, 0), g.chunk(3, 1), strict=True)
+        return [
+            torch.cat(t, d) for t, d in zip(zip(*(passes(*p, 1) for p in parts), strict=True), (1, 1, 0), strict=True)
+        ]
+
+    whole, parts = (tracked(arithmetic("float32"), f) for f in (lambda: passes(x, w, g, 3), apart))
+    for mine, theirs in zip(*(map(t.result, leaves(torch, found)) for found, t in (whole, parts)), strict=True):
+        assert np.allclose(mine.value, theirs.value) and np.allclose(mine.error, theirs.error, 1e-6, 0)
+
+
 def test_views_and_writes_share_errors() -> None:
     def function() -> Any:
         out = torch.zeros(3, 4)
