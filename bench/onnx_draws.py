@@ -295,12 +295,8 @@ def _resize(d: Draw, op: str) -> Drawn:
     sizes = [int(n) for n in d.rng.integers(1, 9, x.ndim - 2)]
     if d.flag():
         return Drawn(op, [x, None, None, np.asarray([1, 2, *sizes])], attributes, opset=19)
-    return Drawn(
-        op,
-        [x, None, np.asarray([1, 1, *(d.pick((0.5, 0.75, 1, 1.2, 1.5, 2, 3)) for _ in sizes)], np.float32)],
-        attributes,
-        opset=19,
-    )
+    scales = [d.pick((0.5, 0.75, 1, 1.2, 1.5, 2, 3)) for _ in sizes]
+    return Drawn(op, [x, None, np.asarray([1, 1, *scales], np.float32)], attributes, opset=19)
 
 
 def _grid_sample(d: Draw, op: str) -> Drawn:

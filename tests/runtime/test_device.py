@@ -84,9 +84,9 @@ def test_a_closed_shared_device_is_made_anew(monkeypatch, asked, later):
 @pytest.mark.parametrize("usual", [None, "fast", "reproducible"])
 def test_a_shared_device_has_the_mode_that_is_asked_for(monkeypatch, usual):
     """Or that of the environment, whatever was asked for before."""
-    monkeypatch.delenv("TORCHLEAN_MATH", raising=False) if usual is None else monkeypatch.setenv(
-        "TORCHLEAN_MATH", usual
-    )
+    monkeypatch.delenv("TORCHLEAN_MATH", raising=False)
+    if usual is not None:
+        monkeypatch.setenv("TORCHLEAN_MATH", usual)
     for order in itertools.permutations((None, "fast", "reproducible")):
         monkeypatch.setattr(handles, "_shared", {})
         assert [tlrt.device("cpu", math=m).math for m in order] == [m or usual or "fast" for m in order]

@@ -352,10 +352,8 @@ def test_running_statistics_keep_their_type(dtype: Any, momentum: float | None) 
         plain = copy.deepcopy(layer)
         if axes % 2:  # views of other memory
             memory = torch.cat([torch.zeros(5), torch.ones(4)]).to(dtype)
-            views = (
-                (memory[1:5], memory[5:]) if axes == 1 else torch.stack([torch.zeros(4), torch.ones(4)], 1).to(dtype).T
-            )
-            layer.running_mean, layer.running_var = views
+            columns = torch.tensor([0.0, 1.0]).repeat(4, 1).to(dtype)
+            layer.running_mean, layer.running_var = (memory[1:5], memory[5:]) if axes == 1 else columns.T
             plain.running_mean, plain.running_var = (t.clone() for t in (layer.running_mean, layer.running_var))
         for seed in (1, 2):
             x = (drawn(seed, 6, 4, *[3] * axes) * 5 + 2).to(dtype)

@@ -4,18 +4,14 @@
 ``keepdims`` is true. No axis at all, ``()``, reduces nothing."""
 
 import math
-from collections.abc import Sequence
 from types import EllipsisType
 
-from tlrt._binding.arguments import integer, integers
+from tlrt._binding.arguments import integer
 from tlrt._operations.base import Ref, atomic
 from tlrt._operations.plan import Shape
 from tlrt._operations.shape import ShapeOperations
-from tlrt._operations.slices import axis_of
+from tlrt._operations.slices import Axes, axes_of
 from tlrt.errors import ArgumentError, refusal
-
-#: what `axis` may be
-Axes = Sequence[int] | int | None
 
 
 class ReduceOperations(ShapeOperations[Ref]):
@@ -668,14 +664,3 @@ def groups(places: tuple[int, ...]) -> list[tuple[int, int]]:
     """The first axis of each run of neighbours, and the one after its last."""
     starts = [k for k in places if k - 1 not in places]
     return [(k, next(e for e in range(k, places[-1] + 2) if e not in places)) for k in starts]
-
-
-def axes_of(op: str, axis: Axes, rank: int) -> tuple[int, ...]:
-    """Axes in ascending order."""
-    if axis is None:
-        return tuple(range(rank))
-    given = integers(op, "axis", (axis,) if hasattr(axis, "__index__") else axis)
-    places = sorted(axis_of(op, k, rank) for k in given)
-    if len(set(places)) != len(places):
-        raise refusal(ArgumentError, op, "axis", axis, "no axis twice")
-    return tuple(places)

@@ -15,6 +15,8 @@ from tlrt._operations.shape import ShapeOperations
 from tlrt.errors import ArgumentError, ArgumentTypeError, IndexOutOfRangeError, ShapeError, refusal
 from tlspec.shapes import MOST_AXES
 
+Axes = Sequence[int] | int | None
+
 
 class SliceOperations(ShapeOperations[Ref]):
     """Concatenation, padding, slices and the like."""
@@ -189,7 +191,7 @@ class SliceOperations(ShapeOperations[Ref]):
         out = tuple(n + before + after for n, (before, after) in zip(shape, pairs, strict=True))
         return self._apply("pad_axes", (x,), (tuple(p[0] for p in pairs), (1,) * len(shape), 0, value, out))
 
-    def flip(self, x: Ref, axes: Sequence[int] | int | None = None) -> Ref:
+    def flip(self, x: Ref, axes: Axes = None) -> Ref:
         """x with its elements in reverse order along axes, as numpy.flip.
 
         Parameters
@@ -218,10 +220,7 @@ class SliceOperations(ShapeOperations[Ref]):
          [6. 5. 4.]]
         """
         shape = self._shape("flip", x)
-        given = range(len(shape)) if axes is None else (axes,) if hasattr(axes, "__index__") else axes
-        places = [axis_of("flip", a, len(shape)) for a in integers("flip", "axes", tuple(given))]
-        if len(set(places)) != len(places):
-            raise refusal(ArgumentError, "flip", "axes", axes, "no axis twice")
+        places = axes_of("flip", axes, len(shape), "axes")
         key = tuple(slice(None, None, -1 if k in places else 1) for k in range(len(shape)))
         return self._slice(x, shape, key)
 
@@ -474,6 +473,17 @@ def axis_of(op: str, axis: int, rank: int) -> int:
     if not -rank <= place < rank:
         raise refusal(ArgumentError, op, "axis", place, f"{-rank} <= axis < {rank}" if rank else "no axis of a scalar")
     return place % rank
+
+
+def axes_of(op: str, axis: Axes, rank: int, name: str = "axis") -> tuple[int, ...]:
+    """Axes in ascending order; None stands for all."""
+    if axis is None:
+        return tuple(range(rank))
+    given = integers(op, name, (axis,) if hasattr(axis, "__index__") else axis)
+    places = sorted(axis_of(op, k, rank) for k in given)
+    if len(set(places)) != len(places):
+        raise refusal(ArgumentError, op, name, axis, "no axis twice")
+    return tuple(places)
 
 
 def slice_of(axis: int, entry: Any, n: int) -> slice:

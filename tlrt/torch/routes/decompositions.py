@@ -79,8 +79,8 @@ def qr(a: Any, mode: str = "reduced") -> Any:
 
 @route_of_matrices(aten.linalg_lstsq.default)
 def least_squares(a: Any, b: Any, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Of matrices of full rank, as the driver "gels" expects; the others find the rank, so they are PyTorch's where A·x = 0 for
-    an x that they may take for more than 0."""
+    """By a QR decomposition. The driver "gels" expects full rank. The other drivers determine the rank, so a matrix that may have
+    less is left to PyTorch."""
     if a.dim() < 2 or b.dim() < 2 or a.shape[:-1] != b.shape[:-1] or not a.numel() or not b.numel():
         raise NotImplementedError("no system")
     m, n = a.shape[-2:]
@@ -90,7 +90,7 @@ def least_squares(a: Any, b: Any, rcond: float | None = None, *, driver: str | N
         inverse = torch.linalg.solve_triangular(r, torch.eye(min(m, n), dtype=a.dtype, device=a.device), upper=True)
         condition = torch.linalg.matrix_norm(r, 1) * torch.linalg.matrix_norm(inverse, 1)
         if not bool((condition * max(m, n) * max(rcond or 0.0, torch.finfo(a.dtype).eps) < 0.1).all()):
-            raise NotImplementedError("a rank to be found")
+            raise NotImplementedError("a matrix that may not have full rank")
     if m >= n:
         x = torch.linalg.solve_triangular(r, q.mT @ b, upper=True)
     else:

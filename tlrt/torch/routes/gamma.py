@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,7 +33,10 @@ def _zeta_less_one(k: int) -> float:
     return float(Fraction(sum(unit // i**k for i in range(2, n)), unit) + sum(terms))
 
 
-_AT_2 = [(-1) ** k * _zeta_less_one(k) / k for k in range(28, 1, -1)]
+@cache
+def _at_2() -> list[float]:
+    """Taylor's coefficients at 2, without those of z and 1."""
+    return [(-1) ** k * _zeta_less_one(k) / k for k in range(28, 1, -1)]
 
 
 def _tail(y: Any, coefficients: Any) -> Any:
@@ -62,7 +66,7 @@ def _positive_lgamma(x: Any) -> Any:
     for j in range(1, _FAR - 1):
         above = torch.where(whole - 2 >= j, above * (near - j), above)
     logarithm = log(torch.where(whole < 2, factors, above))
-    taylor = z * _SLOPE + z * z * _series(z, _AT_2)
+    taylor = z * _SLOPE + z * z * _series(z, _at_2())
     return torch.where(x < _FAR, taylor + torch.where(whole < 2, -logarithm, logarithm), stirling)
 
 
