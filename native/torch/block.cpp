@@ -2,6 +2,7 @@
 #include "block.h"
 #include "message.h"
 
+#include <ATen/SparseCsrTensorUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
@@ -80,7 +81,7 @@ void count(const c10::IValue &v, int64_t *elements, bool *found, bool *foreign)
         *foreign = *foreign || !is_plain(t);
         if (is_real(t)) {
             *found = true;
-            *elements += t.numel();
+            *elements += t.is_sparse() || at::sparse_csr::is_sparse_compressed(t) ? t._nnz() : t.numel();
         }
     } else if (v.isList()) {
         for (const c10::IValue &item : v.toListRef())
@@ -124,11 +125,13 @@ void without_kernel(const c10::OperatorHandle &op, c10::DispatchKeySet keys, tor
         block->leave(op.schema().name().c_str(), work_of(op.schema().name(), kept, results ? results : operands));
 }
 
-/* An operator on sparse or nested tensors, whose keys come before the block's. Some of PyTorch's kernels for them call operators on
- * the memory of their numbers, which come here; the others compute by loops of their own. */
+/* An operator on sparse or nested tensors, whose keys come before the block's. It may have a route at DOUBLE, which excludes that
+ * key where it leaves the operator to PyTorch. Some of PyTorch's kernels call operators on the memory of their numbers, which come
+ * here; the others compute by loops of their own. */
 struct Beside : c10::OperatorKernel {
     c10::SafeKernelFunction kernel;
-    explicit Beside(c10::SafeKernelFunction kernel) : kernel(std::move(kernel)) {}
+    const bool routed;
+    Beside(c10::SafeKernelFunction kernel, bool routed) : kernel(std::move(kernel)), routed(routed) {}
     void operator()(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack)
     {
         Block *const block = current();
@@ -136,8 +139,13 @@ struct Beside : c10::OperatorKernel {
         bool found = false, foreign = false;
         for (const auto &v : torch::jit::last(*stack, op.schema().arguments().size()))
             count(v, &operands, &found, &foreign);
+        if (block && routed && found && !foreign && !c10::impl::tls_is_dispatch_key_excluded(DOUBLE)) {
+            op.redispatchBoxed(c10::DispatchKeySet(DOUBLE), stack);
+            return;
+        }
         kernel.callBoxed(op, keys, stack);
-        if (block && found && !foreign && block->calls() == before) block->leave(op.schema().name().c_str(), operands);
+        if (block && found && !foreign && (routed || block->calls() == before))
+            block->leave(op.schema().name().c_str(), operands);
     }
 };
 
@@ -350,27 +358,31 @@ EXPORT int tlrt_torch_note(const char *op, int here, int64_t work)
     return 0;
 }
 
-/* Operators on sparse and nested tensors are noted as PyTorch's, but for those named, which compute no numbers. */
-EXPORT void tlrt_torch_beside(const char *const *moves, uint64_t count)
+/* Operators on sparse and nested tensors are noted as PyTorch's, but for those that are determined, by their names without "aten::"
+ * and a final "_", and those with a route, by their full names. */
+EXPORT void tlrt_torch_beside(const char *const *determined, uint64_t count, const char *const *routes,
+                              uint64_t route_count)
 {
     struct Silent : c10::WarningHandler {
         void process(const c10::Warning &) override {} /* that a kernel is replaced */
     } silent;
     const c10::WarningUtils::WarningHandlerGuard guard(&silent);
-    const std::unordered_set<std::string> left_out(moves, moves + count);
+    const std::unordered_set<std::string> left_out(determined, determined + count),
+        routed(routes, routes + route_count);
     using Key = c10::DispatchKey;
     for (const Key key : {Key::SparseCPU, Key::SparseCUDA, Key::SparseCsrCPU, Key::SparseCsrCUDA, Key::NestedTensorCPU,
                           Key::NestedTensorCUDA}) {
         auto *const library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__); /* for good */
+        const bool nested = key == Key::NestedTensorCPU || key == Key::NestedTensorCUDA;
         for (const auto &name : c10::Dispatcher::singleton().getAllOpNames()) {
             const auto op = c10::Dispatcher::singleton().findOp(name);
-            const std::string bare = tlrt::without_end(name.name);
-            if (!op || name.name.rfind("aten::", 0) != 0 || left_out.count(bare) || !op->hasKernelForDispatchKey(key) ||
-                tlrt::is_view(*op) || !tlrt::makes_tensors(*op))
+            const std::string full = tlrt::full_name(name);
+            const bool here = routed.count(full) && !nested;
+            if (!op || name.name.rfind("aten::", 0) != 0 || !op->hasKernelForDispatchKey(key) || tlrt::is_view(*op) ||
+                !tlrt::makes_tensors(*op) || (!here && left_out.count(tlrt::without_end(name.name))))
                 continue;
-            library->impl(tlrt::full_name(name).c_str(),
-                          torch::CppFunction::makeFromBoxedFunctor(
-                              std::make_unique<tlrt::Beside>(op->getComputedKernelForDispatchKey(key))));
+            library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<tlrt::Beside>(
+                                            op->getComputedKernelForDispatchKey(key), here)));
         }
     }
 }

@@ -4,7 +4,7 @@
  * operator with a kernel there runs on this library, whatever brought the call about: a module, a composite operator, inference
  * mode, or an autograd thread, which inherits the key and the block from the thread that called backward. Outside of blocks
  * nobody has the key, and nothing is slower. FRONT stands above autograd: for composite operators that PyTorch takes apart in
- * other ways on other devices. DOUBLE is in no set of keys: kernels of float64 are found there. */
+ * other ways on other devices. DOUBLE is in no set of keys: kernels of float64 and of sparse tensors are found there. */
 #pragma once
 
 #include <ATen/core/Tensor.h>

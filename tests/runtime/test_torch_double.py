@@ -199,6 +199,8 @@ CASES: dict[str, Any] = {
     "products of elements": lambda x, y: x.prod(1) + y.cumprod(0)[3] + x.trace(),
     "beside float32": lambda x, y: torch.add(x, y.float(), alpha=0.3) + (x.abs() + 1) ** y.float(),
     "gamma functions": lambda x, y: torch.lgamma(x) * torch.lgamma(y.abs() + 1) + x.sigmoid().mvlgamma(1),
+    "error functions": lambda x, y: torch.erfc(x) * torch.special.log_ndtr(y) + torch.special.entr(y.sigmoid()),
+    "Bessel functions": lambda x, y: torch.special.i0e(x) * torch.special.i1e(y) + torch.special.i1(x) * torch.special.i0(y),
     "attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], x[None])[0],
 }  # fmt: skip
 
@@ -339,6 +341,50 @@ def test_gamma_functions(name: str, device: str) -> None:
     assert in_block(function, x.half(), device=device).dtype == torch.float16
 
 
+#: function -> what it is, and its limits at 0, -inf and inf
+NAMED: dict[str, Any] = {
+    "erfc": (torch.erfc, mp.erfc, 1.0, 2.0, 0.0),
+    "erfcx": (torch.special.erfcx, lambda x: mp.exp(x * x) * mp.erfc(x), 1.0, math.inf, 0.0),
+    "log_ndtr": (
+        torch.special.log_ndtr,
+        lambda x: mp.log1p(-mp.erfc(x / mp.sqrt(2)) / 2) if x > 0 else mp.log(mp.erfc(-x / mp.sqrt(2)) / 2),
+        math.log(0.5),
+        -math.inf,
+        0.0,
+    ),
+    "entr": (torch.special.entr, lambda x: -x * mp.log(x) if x > 0 else -mp.inf, 0.0, -math.inf, -math.inf),
+    "i0": (torch.special.i0, lambda x: mp.besseli(0, x), 1.0, math.inf, math.inf),
+    "i0e": (torch.special.i0e, lambda x: mp.besseli(0, x) * mp.exp(-abs(x)), 1.0, 0.0, 0.0),
+    "i1": (torch.special.i1, lambda x: mp.besseli(1, x), 0.0, -math.inf, math.inf),
+    "i1e": (torch.special.i1e, lambda x: mp.besseli(1, x) * mp.exp(-abs(x)), 0.0, 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NAMED)
+def test_special_functions(name: str, device: str) -> None:
+    """float32 is rounded correctly but near ties; float64 is right to 128 units, or to some of the argument's square."""
+    function, exact, *limits = NAMED[name]
+    x = torch.cat([2 * spread(200), 30 * spread(200), 1.5 + NEAR_1[:60] / 16, 25 * NEAR_1[:60], scales(200, -60, 9)])
+    x = torch.cat([x, -x])
+    with mp.workprec(400):
+        for dtype, unit in ((torch.float64, 128 * 2.0**-53), (torch.float32, 0.501 * 2.0**-23)):
+            given = x.to(dtype)
+            found = in_block(function, given, device=device).tolist()
+            for v, mine, e in zip(given.tolist(), found, (exact(mp.mpf(v)) for v in given.tolist()), strict=True):
+                least, most = (-1022, 1024) if dtype == torch.float64 else (-126, 128)
+                if abs(e) >= mp.ldexp(1, most) * (1 - unit):
+                    assert abs(mine) == math.inf or abs(mine) > 0.999 * 2.0 ** (most - 1), (v, mine, e)
+                    continue
+                size = max(mp.frexp(e)[1] - 1, least) if e else least
+                wide = 1 + (v * v if dtype == torch.float64 and name in ("erfcx", "log_ndtr", "entr") else 0)
+                assert abs(mine - e) <= unit * wide * mp.ldexp(1, size), (v, mine, e)
+    special = torch.tensor([0.0, -math.inf, math.inf, math.nan], dtype=torch.float64)
+    expected = torch.tensor([*limits, math.nan], dtype=torch.float64)
+    assert torch.allclose(in_block(function, special, device=device).nan_to_num(7), expected.nan_to_num(7), rtol=1e-15)
+    assert in_block(function, x.half(), device=device).dtype == torch.float16
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_quotients_by_numbers(device: str) -> None:
     x = drawn(1, 1000)
@@ -348,7 +394,8 @@ def test_quotients_by_numbers(device: str) -> None:
 
 def functions(device: str) -> list[Any]:
     found = [in_block(getattr(torch, name), torch.cat(sets), device=device) for name, (_, sets) in FUNCTIONS.items()]
-    return found + [in_block(function, 40 * spread(COUNT), device=device) for function, *_ in GAMMA.values()]
+    others = [function for function, *_ in (*GAMMA.values(), *NAMED.values())]
+    return found + [in_block(function, 40 * spread(COUNT), device=device) for function in others]
 
 
 def cases(device: str) -> list[Any]:
@@ -380,7 +427,7 @@ def digest(results: list[Any]) -> str:
 
 
 #: the first digits of SHA-256 of results, which are the same on every device
-BITS = {functions: "cbf452de05d07dd6", long_axes: "bb2e165dd857b613"}
+BITS = {functions: "dfebb074dedaf470", long_axes: "bb2e165dd857b613"}
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -49,6 +49,17 @@ DRAWS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "dropout in place": (lambda x: F.dropout(x.clone(), 0.4, inplace=True) * 0.6, stats.bernoulli(0.6)),
     "native_dropout": (lambda x: torch.native_dropout(x, 0.4, True)[0] * 0.6, stats.bernoulli(0.6)),
     "dropout of channels": (lambda x: F.dropout1d(x.view(1, -1, 1).repeat(1, 1, 3), 0.4)[0, :, 1] * 0.6, stats.bernoulli(0.6)),
+    "gamma": (lambda x: torch._standard_gamma(2.5 * x), stats.gamma(2.5)),
+    "gamma below 1": (lambda x: torch._standard_gamma(0.2 * x), stats.gamma(0.2)),
+    "gamma far": (lambda x: torch._standard_gamma(1e5 * x), stats.gamma(1e5)),
+    "dirichlet": (lambda x: torch._sample_dirichlet(torch.stack([0.7 * x, 2 * x, x], -1))[:, 0], stats.beta(0.7, 3)),
+    "poisson": (lambda x: torch.poisson(2.5 * x), stats.poisson(2.5)),
+    "poisson far": (lambda x: torch.poisson(10.5 * x), stats.poisson(10.5)),
+    "poisson farther": (lambda x: torch.poisson(1e4 * x), stats.poisson(1e4)),
+    "binomial": (lambda x: torch.binomial(30 * x, 0.25 * x), stats.binom(30, 0.25)),
+    "binomial from above": (lambda x: torch.binomial(30 * x, 0.875 * x), stats.binom(30, 0.875)),
+    "binomial far": (lambda x: torch.binomial(200 * x, 0.3125 * x), stats.binom(200, 0.3125)),
+    "binomial far from above": (lambda x: torch.binomial(25 * x, 0.59375 * x), stats.binom(25, 0.59375)),
     "gumbel_softmax": (lambda x: F.gumbel_softmax(x.view(-1, 4), hard=True).argmax(-1), stats.randint(0, 4)),
 }  # fmt: skip
 
@@ -94,6 +105,23 @@ def test_draws_in_bfloat16_are_those_of_float32_rounded_once(name: str) -> None:
     assert ((found.float() - wide).abs() <= 2.0**-7 * wide.abs()).all()
 
 
+def test_parameters_at_the_ends() -> None:
+    """Draws that have one value, shares where each draw is below the smallest number, and what PyTorch refuses."""
+    with mode.reproducible(strict=True):
+        assert (
+            torch.poisson(torch.zeros(9)).eq(0).all()
+            and torch.binomial(torch.zeros(9), torch.full((9,), 0.3)).eq(0).all()
+        )
+        assert torch.equal(torch.binomial(torch.full((2,), 40.0), torch.tensor([0.0, 1.0])), torch.tensor([0.0, 40.0]))
+        assert torch._standard_gamma(torch.tensor([0.0, 1e-30])).eq(torch.finfo(torch.float32).tiny).all()
+        assert torch._standard_gamma(torch.tensor([torch.nan, -1.0])).isnan().all()
+        shares = torch._sample_dirichlet(torch.full((2000, 2), 1e-4))
+        assert ((shares.sum(-1) - 1).abs() < 1e-6).all() and 0.4 < (shares[:, 0] > 0.5).float().mean() < 0.6
+        assert torch._sample_dirichlet(torch.ones(0, 3)).shape == (0, 3)
+    with mode.reproducible(), pytest.raises(RuntimeError, match="invalid Poisson rate"):
+        torch.poisson(torch.tensor([-1.0]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_ends_of_draws(dtype: Any) -> None:
     """A uniform number is never the end of its interval. An exponential one is never 0, as its logarithm is taken."""
@@ -129,6 +157,9 @@ GENERATED: dict[str, Any] = {
     "normal": lambda g: torch.normal(torch.zeros(9), torch.ones(9), generator=g),
     "normal of a number": lambda g: torch.normal(0.0, torch.ones(9), generator=g),
     "poisson": lambda g: torch.poisson(torch.full((9,), 50.0), generator=g),
+    "gamma": lambda g: torch._standard_gamma(torch.full((9,), 0.5), generator=g),
+    "dirichlet": lambda g: torch._sample_dirichlet(torch.full((9, 2), 0.5), generator=g),
+    "binomial": lambda g: torch.binomial(torch.full((9,), 50.0), torch.full((9,), 0.5), generator=g),
     **{name: lambda g, name=name: getattr(torch.empty(30), name)(generator=g)
        for name in ("uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "random_")},
     "geometric_": lambda g: torch.empty(60).geometric_(0.1, generator=g),

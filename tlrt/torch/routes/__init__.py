@@ -13,16 +13,26 @@ from tlrt.torch.routes import (
     decompositions,
     double,
     double_sums,
+    draws,
     gamma,
     images,
     jacobi,
     lu,
     quantize,
     scatters,
+    sparse,
+    special,
     triangular,
 )
-from tlrt.torch.routes.base import ROUTES, has_kernel, operator_names, pass_functions, register_kernels
-from tlrt.torch.routes.determined import DETERMINED, MOVED
+from tlrt.torch.routes.base import (
+    ROUTES,
+    has_kernel,
+    operator_names,
+    pass_functions,
+    register_kernels,
+    sparse_names,
+)
+from tlrt.torch.routes.determined import DETERMINED, MADE
 
 __all__ = [
     "DETERMINED",
@@ -33,6 +43,7 @@ __all__ = [
     "decompositions",
     "double",
     "double_sums",
+    "draws",
     "gamma",
     "images",
     "jacobi",
@@ -40,6 +51,8 @@ __all__ = [
     "quantize",
     "register",
     "scatters",
+    "sparse",
+    "special",
     "triangular",
 ]
 
@@ -54,5 +67,9 @@ def register() -> None:
     # operators that are made of their own form with an argument `out` keep it
     register_kernels(sorted((routed - DETERMINED) | {"add", "sub", "div", "median", "nanmedian"}))
     pass_functions()
-    for function, names in ((library.tlrt_torch_determined, DETERMINED), (library.tlrt_torch_beside, MOVED)):
-        function((ctypes.c_char_p * len(names))(*(n.encode() for n in sorted(names))), len(names))
+    for function, *sets in (
+        (library.tlrt_torch_determined, DETERMINED),
+        (library.tlrt_torch_beside, DETERMINED | MADE, sparse_names()),
+    ):
+        encoded = [[n.encode() for n in sorted(names)] for names in sets]
+        function(*(x for names in encoded for x in ((ctypes.c_char_p * len(names))(*names), len(names))))

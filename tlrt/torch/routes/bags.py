@@ -64,6 +64,13 @@ def embedding_bag(
     return found, bags.to(offsets.dtype), sizes, torch.empty_like(sizes)
 
 
+def _gradient_rows(g: Any, indices: Any, bags: Any, sizes: Any, mode: int, per_sample: Any, padding: int) -> Any:
+    """What the gradient of each index's row is."""
+    if mode == MEAN:
+        g = g / sizes.clamp(min=1)[:, None].to(torch.float32)
+    return g.index_select(0, bags) * _weights(indices, padding, per_sample)[:, None]
+
+
 @route(aten._embedding_bag_dense_backward.default)
 def embedding_bag_backward(
     g: Any,
@@ -82,9 +89,7 @@ def embedding_bag_backward(
     if mode == MAX:
         chosen = sizes[:, None] > 0
         return into.scatter_add(0, torch.where(chosen, maxima, 0).to(torch.int64), torch.where(chosen, g, 0.0))
-    if mode == MEAN:
-        g = g / sizes.clamp(min=1)[:, None].to(torch.float32)
-    rows = g.index_select(0, bags) * _weights(indices, padding_idx, per_sample_weights)[:, None]
+    rows = _gradient_rows(g, indices, bags, sizes, mode, per_sample_weights, padding_idx)
     if scale_grad_by_freq:
         rows = rows / torch.bincount(indices, minlength=num_weights)[indices][:, None].to(torch.float32)
     return into.index_add(0, indices, rows)
@@ -95,11 +100,17 @@ def embedding_bag_any_backward(
     g: Any, indices: Any, offsets: Any, bags: Any, sizes: Any, maxima: Any, num_weights: int, scale: bool, mode: int,
     sparse: bool, per_sample_weights: Any, padding_idx: int = -1,
 ) -> Any:  # fmt: skip
-    if sparse:
+    if not sparse:
+        return embedding_bag_backward(
+            g, indices, bags, sizes, maxima, num_weights, scale, mode, per_sample_weights, padding_idx
+        )
+    if mode == MAX or scale:
         raise NotImplementedError
-    return embedding_bag_backward(
-        g, indices, bags, sizes, maxima, num_weights, scale, mode, per_sample_weights, padding_idx
+    rows, kept = (
+        _gradient_rows(g, indices, bags, sizes[: len(g)], mode, per_sample_weights, padding_idx),
+        indices != padding_idx,
     )
+    return torch.sparse_coo_tensor(indices[kept][None], rows[kept], (num_weights, g.shape[1]), check_invariants=False)
 
 
 @route(aten._embedding_bag_per_sample_weights_backward.default)

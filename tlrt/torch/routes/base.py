@@ -21,6 +21,8 @@ ROUTES: dict[Any, Callable[..., Any]] = {}
 TYPES: dict[Callable[..., Any], frozenset[Any]] = {}
 #: operator that native/torch computes in float32 -> function of float64 tensors
 DOUBLES: dict[Any, Callable[..., Any]] = {}
+#: operator -> function of tensors of which some are sparse
+SPARSE: dict[Any, Callable[..., Any]] = {}
 #: kernels of other libraries' operators, by name
 LIBRARIES: dict[str, Callable[..., Any]] = {}
 
@@ -52,6 +54,16 @@ def route_by_double(operator: Any) -> Callable[[Callable[..., Any]], Callable[..
 
         TYPES[computed] = _COMPUTED | {torch.float64}
         route(operator)(computed)
+        return function
+
+    return register
+
+
+def route_of_sparse(operator: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The route of an operator on sparse tensors, where native/torch finds it before PyTorch's kernel."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        SPARSE[operator] = function
         return function
 
     return register
@@ -115,7 +127,7 @@ def _note(operator: Any, here: bool, work: int) -> None:
 
 
 def _work(found: Any) -> int:
-    return sum(x.numel() for x in tensors_of(_listed(found)))
+    return sum(x.numel() if x.layout == torch.strided else x._nnz() for x in tensors_of(_listed(found)))
 
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -181,8 +193,52 @@ def _double_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
+def _sparse_kernel(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of sparse tensors. What the function does not compute is PyTorch's, and native/torch notes it."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        kinds = {x.dtype for x in tensors_of(args)} - {torch.int32, torch.int64}
+        if kinds <= _COMPUTED and len(kinds) == 1:
+            try:
+                with _without_autocast():
+                    found = function(*_widened(args), **kwargs)
+            except NotImplementedError:
+                pass
+            else:
+                _note(operator, True, _work(found))
+                return _rounded(found, kinds.pop())
+        with torch._C._ExcludeDispatchKeyGuard(_key_set(DOUBLE)):
+            return operator(*args, **kwargs)
+
+    return kernel
+
+
+def _beside_kernel(operator: Any) -> Callable[..., Any]:
+    """What native/torch finds at DOUBLE: the kernel of sparse tensors, of float64, or the one that the operands ask for."""
+    if operator not in SPARSE:
+        return _double_kernel(DOUBLES[operator])
+    sparse = _sparse_kernel(operator, SPARSE[operator])
+    if operator not in DOUBLES:
+        return sparse
+    double = _double_kernel(DOUBLES[operator])
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        chosen = double if all(x.layout == torch.strided for x in tensors_of(args)) else sparse
+        return chosen(*args, **kwargs)
+
+    return kernel
+
+
 def _in_place(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return lambda target, *args, **kwargs: target.copy_(kernel(target, *args, **kwargs))
+
+
+def _into(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def write(*args: Any, out: Any, **kwargs: Any) -> Any:
+        found = kernel(*args, **kwargs)
+        return (out if out.shape == found.shape else out.resize_(found.shape)).copy_(found)
+
+    return write
 
 
 _IGNORED = ("memory_format", "layout", "device", "pin_memory")
@@ -220,6 +276,11 @@ def operator_names() -> frozenset[str]:
     return frozenset(torch._C._dispatch_get_all_op_names())
 
 
+def sparse_names() -> frozenset[str]:
+    """The operators that have a route of sparse tensors, with those that write their results."""
+    return frozenset(map(_full_name, [*SPARSE, *(twin for operator in SPARSE for twin in _twins(operator))]))
+
+
 def has_kernel(name: str) -> bool:
     return name in operator_names() and torch._C._dispatch_has_kernel_for_dispatch_key(name, KEY)
 
@@ -241,17 +302,18 @@ def register_kernels(routed: Sequence[str]) -> None:
     for name, kernel in LIBRARIES.items():
         namespace, _, op = name.partition("::")
         library(namespace).impl(op, kernel, KEY)
-    for operator, function in DOUBLES.items():
-        kernel = _double_kernel(function)
+    for operator in DOUBLES | SPARSE:
+        kernel = _beside_kernel(operator)
         library().impl(_full_name(operator), kernel, DOUBLE)
-        for name in map(_full_name, _twins(operator)):
-            if has_kernel(name):
-                library().impl(name, _in_place(kernel), DOUBLE)
+        for twin in _twins(operator):
+            if operator in SPARSE or has_kernel(_full_name(twin)):
+                writing = _into if any(a.is_out for a in twin._schema.arguments) else _in_place
+                library().impl(_full_name(twin), writing(kernel), DOUBLE)
     packets = [getattr(aten, n) for n in routed if hasattr(aten, n)]
-    writing = dict[str, str]()
+    written = dict[str, str]()
     for operator in [*ROUTES, *(getattr(p, o) for p in packets for o in p.overloads())]:
         if has_kernel(_full_name(operator)):
             names = [n for n in map(_full_name, _twins(operator)) if n in operator_names() and not has_kernel(n)]
-            writing.update(dict.fromkeys(names, _full_name(operator)))
-    encoded = [n.encode() for pair in writing.items() for n in pair]
-    shim.load().tlrt_torch_writing((ctypes.c_char_p * len(encoded))(*encoded), len(writing))
+            written.update(dict.fromkeys(names, _full_name(operator)))
+    encoded = [n.encode() for pair in written.items() for n in pair]
+    shim.load().tlrt_torch_writing((ctypes.c_char_p * len(encoded))(*encoded), len(written))

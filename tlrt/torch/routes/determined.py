@@ -35,10 +35,11 @@ _ROUND = """
 add sub mul div true_divide reciprocal fmod remainder floor_divide round square frac frexp ldexp
 """
 DETERMINED = frozenset(f"{_MOVE} {_CHOOSE} {_ROUND}".split())
-#: what computes no number of a sparse or nested tensor either
+#: what adds no numbers of a sparse or nested tensor either
 _MAKE = """
 _coalesced _nested_from_padded _nested_from_padded_and_nested_example _nested_tensor_from_mask _nested_tensor_from_tensor_list
 _nested_view_from_buffer _sparse_compressed_tensor_with_dims _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors
-_sparse_mask_projection sparse_mask sparse_resize sparse_resize_and_clear to_padded_tensor
+copy_sparse_to_sparse _sparse_mask_projection sparse_mask _sparse_sum_backward sparse_resize sparse_resize_and_clear
+resize_as_sparse to_padded_tensor
 """
-MOVED = frozenset(f"{_MOVE} {_MAKE}".split())
+MADE = frozenset(_MAKE.split())

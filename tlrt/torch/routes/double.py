@@ -294,20 +294,30 @@ def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
     return torch.where(z > threshold, x, y / number(beta, x))
 
 
+def exp_of_minus_square(x: Any) -> Any:
+    square, low = _two_product(x, x)
+    return _exp_of(-square, -low)
+
+
+def laplace_fraction(x: Any, terms: int) -> Any:
+    """e^(-x²) / (sqrt(π)·erfc(x))"""
+    fraction = x
+    for k in range(terms, 0, -1):
+        fraction = x + 0.5 * k / fraction
+    return fraction
+
+
 def erf(x: Any) -> Any:
     """By the series of positive terms and, further out, Laplace's continued fraction (NIST Digital Library of Mathematical
     Functions, 7.6.2 and 7.9.1); 1 from 6 on."""
     size = _without_nan(x).abs()
     near, far = size.clamp(max=2.0), size.clamp(2.0, 6.0)
-    square, low = _two_product(near, near)
+    square = near * near
     series = torch.ones_like(near)
     for n in range(40, 0, -1):
         series = 1.0 + series * square * (2 / (2 * n + 1))
-    inner = near * (_exp_of(-square, -low) * series) * (2 / math.sqrt(math.pi))
-    fraction = far
-    for k in range(48, 0, -1):
-        fraction = far + 0.5 * k / fraction
-    outer = 1.0 - exp(-far * far) * (1 / math.sqrt(math.pi)) / fraction
+    inner = near * (exp_of_minus_square(near) * series) * (2 / math.sqrt(math.pi))
+    outer = 1.0 - exp(-far * far) * (1 / math.sqrt(math.pi)) / laplace_fraction(far, 48)
     y = torch.where(size < 2.0, inner, outer).masked_fill(size >= 6, 1.0)
     return _kept_nan(x, y.copysign(x))
 
