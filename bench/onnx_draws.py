@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,7 +106,7 @@ def _activation(d: Draw, op: str) -> Drawn:
              "Shrink": ("bias", "lambd")}.get(op, ("alpha",))  # fmt: skip
     values = {n: d.flag() if op == "IsInf" else float(d.pick((0.1, 0.5, 1.0, 1.5))) for n in names if d.flag()}
     if op == "Shrink" and d.flag():
-        return Drawn(op, [d.ints(*d.shape(), kind="int32", high=9)], dict.fromkeys(values, 1.0))
+        return Drawn(op, [d.ints(*d.shape(), kind="int32", low=-2, high=3)], dict.fromkeys(values, 1.0))
     return Drawn(op, [d.floats(*d.shape(), special=True)], values, opset=max(d.opset, 24 if op == "Swish" else 13))
 
 
@@ -113,11 +114,11 @@ def _binary(d: Draw, op: str) -> Drawn:
     if op in ("And", "Or", "Xor"):
         return Drawn(op, [*d.pair(d.bools)])
     if op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift"):
-        kind = "uint32" if op == "BitShift" else d.pick(INTS)
+        kind = d.pick(("uint8", "uint32")) if op == "BitShift" else d.pick(INTS)
         a, b = d.pair(lambda *s: d.ints(*s, kind=kind, low=0))
-        return (
-            Drawn(op, [a, b % 9], {"direction": d.pick(("LEFT", "RIGHT"))}) if op == "BitShift" else Drawn(op, [a, b])
-        )
+        if op == "BitShift":  # by the width of the type, too
+            a, b = np.iinfo(kind).max - a, np.where(b < 5, b, np.iinfo(kind).bits - 7 + b % 9).astype(kind)
+        return Drawn(op, [a, b], {"direction": d.pick(("LEFT", "RIGHT"))} if op == "BitShift" else {})
     kind = d.pick(("float", "int64", "int32"))
     make = d.wide if op in ("Div", "Mod") else d.ints
     a, b = d.pair(lambda *s: d.floats(*s, special=True) if kind == "float" else make(*s, kind=kind))
@@ -125,11 +126,12 @@ def _binary(d: Draw, op: str) -> Drawn:
         b = np.where(b == 0, 7, b).astype(b.dtype)
     attributes = {"fmod": int(kind == "float" or d.flag())} if op == "Mod" else {}
     if op == "Pow" and kind != "float":
-        a, b = (a % 8).astype(kind), (b % (21 if kind == "int64" else 6)).astype(kind)
+        a, b = (a % 8).astype(kind), (b % (21 if kind == "int64" else 6)).astype(d.pick((kind, "uint8", "uint32")))
     elif op == "Pow" and d.flag():
         b = d.ints(*b.shape, low=-5, high=6) % 7
     if op == "PRelu":
-        a, b = d.floats(*(s := d.shape(2)), special=True), d.floats(*s[1:])
+        made = d.pick((lambda *s: d.floats(*s, special=True), lambda *s: d.ints(*s, kind="int32", high=9)))
+        a, b = made(*(s := d.shape(2))), made(*s[1:])
     return Drawn(op, [a, b], attributes)
 
 
@@ -146,6 +148,7 @@ def _reduction(d: Draw, op: str) -> Drawn:
     whole = op not in ("ReduceLogSum", "ReduceLogSumExp") and d.flag()
     x = d.ints(*shape, kind=d.pick(INTS[:2]), high=9) % 1000 if whole else d.floats(*shape)
     x = np.abs(x) if op == "ReduceLogSum" else x
+    x = x > 0 if op in ("ReduceMax", "ReduceMin") and d.opset >= 20 and d.rng.random() < 0.3 else x
     axes = sorted({int(a) for a in d.rng.integers(0, len(shape), 2)})
     attributes = d.maybe(keepdims=d.flag())
     if op == "ReduceSum" or d.opset >= 18:
@@ -156,11 +159,11 @@ def _reduction(d: Draw, op: str) -> Drawn:
 
 def _arg(d: Draw, op: str) -> Drawn:
     x = d.floats(*d.shape()).round() if d.flag() else d.extremes(*d.shape())  # with ties
-    return Drawn(op, [x], d.maybe(axis=d.axis(x.ndim), keepdims=d.flag(), select_last_index=d.flag()))
+    return Drawn(op, [x], d.maybe(axis=d.axis(x.ndim), keepdims=0, select_last_index=1))
 
 
 def _along(d: Draw, op: str) -> Drawn:
-    x = d.floats(*d.shape())
+    x = d.floats(*d.shape()) * np.float32(d.pick((0, 1, 1, 1)))
     extra = {"p": d.pick((1, 2))} if op == "LpNormalization" else {}
     return Drawn(op, [x], d.maybe(axis=d.axis(x.ndim), **extra), opset=d.opset)
 
@@ -182,8 +185,9 @@ def _norm(d: Draw, op: str) -> Drawn:
         old = d.flag()
         ends = [t[:groups] for t in (scale, bias)] if old else [scale, bias]
         return Drawn(op, [x, *ends], {"num_groups": groups}, opset=18 if old else 21)
-    return Drawn(op, [x, scale, bias] if op == "InstanceNormalization" else [d.floats(2, 3, 4, 3)], d.maybe(epsilon=1e-3)
-                 if op == "InstanceNormalization" else {})  # fmt: skip
+    if op == "InstanceNormalization":
+        return Drawn(op, [x, scale, bias], d.maybe(epsilon=1e-3))
+    return Drawn(op, [d.floats(2, 3, 4, 3)], d.maybe(axes=d.pick(([1], [0, 1, 2, 3], [2, -1]))))
 
 
 def _moving(d: Draw, op: str) -> Drawn:
@@ -197,54 +201,72 @@ def _moving(d: Draw, op: str) -> Drawn:
 
     made: dict[str, Callable[[], tuple[list[Any], dict[str, Any]]]] = {
         "Transpose": lambda: ([x], d.maybe(perm=[int(p) for p in d.rng.permutation(rank)])),
-        "Reshape": lambda: ([x, np.array([0, -1])] if rank > 1 else [x, np.array([1, -1])], {}),
+        "Reshape": lambda: ([x, np.array([-1 if k == axis % rank else d.pick((0, m)) for k, m in enumerate(shape)])], {}),
         "Flatten": lambda: ([x], d.maybe(axis=int(d.rng.integers(-rank, rank + 1)))),
         "Squeeze": lambda: ([x[None, :, None]], {}) if d.flag() else ([x[None], np.array([0])], {}),
         "Unsqueeze": lambda: ([x, np.array([0, -1])], {}),
         "Expand": lambda: ([x, np.array([2, *(1 if d.flag() else m for m in shape)])], {}),
         "Tile": lambda: ([x, d.rng.integers(0, 3, rank)], {}),
         "Concat": lambda: ([x, x[::-1], x], {"axis": axis}),
-        "Slice": lambda: ([x, some(1) * 2, some(1) * 2, np.array([axis]), np.array([d.pick((1, 2, -1, -2))])], {}),
+        "Slice": lambda: ([x, *(d.rng.integers(-4, 5, (2, rank)))[:, : d.pick((1, rank))]], {}) if d.flag() else (
+            [x, some(1) * 2, some(1) * 2, np.array([axis]), np.array([d.pick((1, 2, -1, -2))])], {}),
         "Gather": lambda: ([x, some(*d.shape(0, 2))], {"axis": axis}),
         "GatherElements": lambda: ([x, some(*shape)], {"axis": axis}),
-        "GatherND": lambda: ([x, d.rng.integers(-shape[0], shape[0], (3, 1))], {}),
-        "Compress": lambda: ([x, d.bools(n)], {"axis": axis}),
-        "Trilu": lambda: ([d.any(*d.shape(2, 3)), np.asarray(d.pick((-1, 0, 1)))], d.maybe(upper=d.flag())),
-        "Identity": lambda: ([x], {}), "Shape": lambda: ([x], {}), "Size": lambda: ([x], {}),
-        "Split": lambda: ([x], {"axis": axis, "num_outputs": 1}),
+        "GatherND": lambda: _gather_nd(d),
+        "Compress": lambda: ([x, d.bools(n)], {"axis": axis}) if d.flag() else ([x, d.bools(x.size)], {}),
+        "Trilu": lambda: ([d.any(*d.shape(2, 3)), *([np.asarray(d.pick((-1, 0, 1)))] if d.flag() else [])],
+                          d.maybe(upper=d.flag())),
+        "Identity": lambda: ([x], {}), "Size": lambda: ([x], {}),
+        "Shape": lambda: ([x], d.maybe(start=d.axis(rank), end=d.axis(rank))),
+        "Split": lambda: ([x], {"axis": axis, "num_outputs": d.pick([k for k in range(1, n + 1) if -(-n // k) * (k - 1) < n])}),
         "Where": lambda: ([d.bools(*shape), x, x[::-1].copy()], {}),
-        "ReverseSequence": lambda: ([d.any(4, 3, 2), d.rng.integers(1, 5, 3)], {"time_axis": 0, "batch_axis": 1}),
+        "ReverseSequence": lambda: ([d.any(4, 3, 2), d.rng.integers(1, 5, 3)], {"time_axis": 0, "batch_axis": 1}) if d.flag()
+        else ([d.any(3, 4, 2), d.rng.integers(1, 5, 3)], {"time_axis": 1, "batch_axis": 0}),
         "DepthToSpace": lambda: ([d.any(2, 8, 2, 3)], {"blocksize": 2} | d.maybe(mode="CRD")),
         "SpaceToDepth": lambda: ([d.any(2, 3, 4, 6)], {"blocksize": 2}),
         "NonZero": lambda: ([d.any(*d.shape(0))], {}),
-        "EyeLike": lambda: ([d.floats(3, 4)], d.maybe(k=d.pick((-1, 1)), dtype=d.pick((1, 7)))),
-        "Unique": lambda: ([d.floats(6, special=False) if d.flag() else d.ints(7, high=3)], d.maybe(sorted=d.flag())),
+        "EyeLike": lambda: ([d.pick((d.floats, d.ints))(3, 4)], d.maybe(k=d.pick((-1, 1)), dtype=d.pick((1, 7)))),
+        "Unique": lambda: ([d.pick((np.float32, np.int64))(d.rng.integers(0, 2, (4, 3)))],
+                           d.maybe(sorted=0, axis=d.pick((0, 1, -1)))),
         "ConstantOfShape": lambda: ([np.asarray(shape)], {}),
     }  # fmt: skip
     operands, attributes = made[op]()
-    return Drawn(op, operands, attributes, 4 if op == "Unique" else 1)
+    return Drawn(op, operands, attributes, 4 if op == "Unique" else attributes.get("num_outputs", 1))
+
+
+def _gather_nd(d: Draw) -> tuple[list[Any], dict[str, Any]]:
+    """Indices of some of the axes behind those that both operands have."""
+    shape = d.shape(1, 4)
+    same = int(d.rng.integers(min(len(shape), 3)))
+    inner = shape[same : same + int(d.rng.integers(1, len(shape) - same + 1))]
+    index = np.stack([d.rng.integers(-n, n, (*shape[:same], 3)) for n in inner], -1)
+    return [d.any(*shape), index], {"batch_dims": same} if same else {}
 
 
 def _pad(d: Draw, op: str) -> Drawn:
     x = d.floats(*d.shape(2, 4), special=True) if d.flag() else d.ints(*d.shape(2, 3))
-    mode = d.pick(("constant", "reflect", "edge"))
-    widths = np.asarray([d.pick((0, 1) if n > 1 else (0,)) for n in x.shape * 2])
-    extra = [np.asarray(d.pick((0, 2)), x.dtype)] if mode == "constant" and d.flag() else []
-    return Drawn(op, [x, widths, *extra], {"mode": mode})
+    mode, some = d.pick(("constant", "reflect", "edge")), np.sort(d.rng.permutation(x.ndim)[: d.pick((1, x.ndim))])
+    widths = np.asarray([d.pick((0, 1) if n > 1 else (0,)) for n in [x.shape[a] for a in some] * 2])
+    widths = np.where((x.shape[some[0]] > 2) & (d.rng.random(widths.shape) < 0.3), -widths, widths)
+    extra: list[Any] = [np.asarray(d.pick((0, 2)), x.dtype) if d.flag() else None]
+    extra += [some - d.pick((0, x.ndim))] if len(some) < x.ndim or d.flag() else []
+    return Drawn(op, [x, widths, *(extra if extra[-1] is not None else [])], {"mode": mode})
 
 
 def _scatter(d: Draw, op: str) -> Drawn:
-    shape = d.shape(1, 3)
+    shape = d.shape(1, 4, 4)
     draw = d.floats if d.flag() else d.ints
     x, updates = draw(*shape), draw(*shape)
     attributes = d.maybe(reduction=d.pick(("add", "mul", "max", "min")))
     if op == "ScatterElements":
-        index = (
-            np.argsort(d.rng.random(shape), 0) if "reduction" not in attributes else d.rng.integers(0, shape[0], shape)
-        )
-        return Drawn(op, [x, index, updates], {"axis": 0} | attributes)
-    index = d.rng.permutation(shape[0])[:, None] - d.pick((0, shape[0]))
-    return Drawn(op, [x, index, updates], attributes)
+        axis, fewer = d.axis(len(shape)), tuple(slice(int(d.rng.integers(n + 1))) for n in shape)
+        n = shape[axis]
+        index = np.argsort(d.rng.random(shape), axis) if "reduction" not in attributes else d.rng.integers(0, n, shape)
+        return Drawn(op, [x, (index - d.pick((0, n)))[fewer], updates[fewer]], {"axis": axis} | attributes)
+    depth = int(d.rng.integers(1, len(shape) + 1))
+    chosen = d.rng.permutation(math.prod(shape[:depth]))[: d.pick((0, 3, 9, 9))]
+    index = np.stack(np.unravel_index(chosen, shape[:depth]), -1) - d.pick((0, np.array(shape[:depth])))
+    return Drawn(op, [x, index, draw(len(chosen), *shape[depth:])], attributes)
 
 
 def _sequence(d: Draw, op: str) -> Drawn:
@@ -252,8 +274,9 @@ def _sequence(d: Draw, op: str) -> Drawn:
     x = d.floats(*(shape := d.shape(1, 3)))
     axis = d.axis(len(shape))
     if op == "Range":
-        ends = (d.pick((0, -2)), d.pick((5, 7)), d.pick((1, 2))) if d.flag() else (0.5, 4.0, 0.75)
-        return Drawn(op, [np.asarray(e, np.int64 if isinstance(ends[0], int) else np.float32) for e in ends])
+        ends = d.pick((0, -2)), d.pick((5, 7, -3)), d.pick((1, 2, -2))
+        kind = d.pick((np.int64, np.int32, np.float32))
+        return Drawn(op, [np.asarray(e * (0.75 if kind == np.float32 else 1), kind) for e in ends])
     if op == "OneHot":
         values = d.floats(2, special=True) if d.flag() else d.ints(2)
         return Drawn(op, [d.rng.integers(-7, 8, shape), np.asarray(5), values], d.maybe(axis=axis))
@@ -314,8 +337,8 @@ def _affine_grid(d: Draw, op: str) -> Drawn:
 
 def _window(d: Draw, op: str) -> Drawn:
     """Convolutions and pools."""
-    rank = d.pick((1, 2))
-    x = d.floats(2, 4, *(int(n) for n in d.rng.integers(5, 9, rank)))
+    rank = d.pick((1, 2, 3))
+    x = d.floats(2, 4, *(int(n) for n in d.rng.integers(*((5, 9) if rank < 3 else (4, 6)), rank)))
     if op.startswith("Global"):
         return Drawn(op, [x], d.maybe(p=d.pick((1, 2))) if op == "GlobalLpPool" else {})
     if op == "LRN":
@@ -342,6 +365,7 @@ def _window(d: Draw, op: str) -> Drawn:
         "pads": [d.pick(range(min(2, k))) for k in kernel * 2]}))  # fmt: skip
     attributes |= d.maybe(count_include_pad=d.flag()) if op == "AveragePool" else {}
     attributes |= d.maybe(p=d.pick((1, 2, 3))) if op == "LpPool" else {}
+    attributes |= d.maybe(storage_order=1) if op == "MaxPool" else {}
     if "auto_pad" not in attributes and (op == "MaxPool" or d.opset >= 19):
         attributes |= d.maybe(ceil_mode=d.flag(), dilations=[d.pick((1, 2)) for _ in kernel])
     return Drawn(
@@ -353,9 +377,11 @@ def _product(d: Draw, op: str) -> Drawn:
     m, k, n = (int(v) for v in d.rng.integers(1, 7, 3))
     if op == "Gemm":
         ta, tb = d.flag(), d.flag()
-        a, b = d.floats(*((k, m) if ta else (m, k))), d.floats(*((n, k) if tb else (k, n)))
-        c = [d.floats(*d.pick(((n,), (m, n), (m, 1), ())))] if d.flag() else []
-        return Drawn(op, [a, b, *c], {"transA": ta, "transB": tb} | d.maybe(alpha=0.5, beta=2.0))
+        make = d.pick((d.floats, d.floats, lambda *s: d.ints(*s, low=0)))
+        a, b = make(*((k, m) if ta else (m, k))), make(*((n, k) if tb else (k, n)))
+        c = [make(*d.pick(((n,), (m, n), (m, 1), ())))] if d.flag() else []
+        factors = d.maybe(alpha=0.5, beta=2.0) if a.dtype == np.float32 else {}
+        return Drawn(op, [a, b, *c], {"transA": ta, "transB": tb} | factors)
     make = d.floats if d.flag() else d.ints
     batch = d.shape(0, 2, 3)
     return Drawn(op, [make(*batch, m, k), make(*batch[int(d.rng.integers(len(batch) + 1)) :], k, n)])
@@ -368,9 +394,13 @@ def _regions(d: Draw, op: str) -> Drawn:
         sizes = d.maybe(output_height=2, output_width=3, sampling_ratio=2, spatial_scale=0.5)
         sizes |= d.maybe(coordinate_transformation_mode=d.pick(("half_pixel", "output_half_pixel")))
         return Drawn(op, [d.floats(2, 3, 6, 5), boxes[0] * 4, d.rng.integers(0, 2, 6)], sizes)
-    scores = d.rng.random((2, 3, 6)).astype(np.float32)
-    limits = [np.array([d.pick((1, 3))]), np.array([d.pick((0.0, 0.5))], np.float32), np.array([0.3], np.float32)]
-    return Drawn(op, [boxes, scores, *limits[: int(d.rng.integers(1, 4))]], d.maybe(center_point_box=d.flag()))
+    scores = d.rng.random((2, 3, 6)).round(1).astype(np.float32)  # with ties, some of them at the limit
+    limits = [np.array([d.pick((0, 1, 3))]), np.array([d.pick((0.0, 0.5))], np.float32), np.array([0.3], np.float32)]
+    given = [limit if d.rng.random() < 0.8 else None for limit in limits[: int(d.rng.integers(1, 4))]]
+    if d.flag():
+        return Drawn(op, [boxes, scores, *given], {"center_point_box": 1})
+    turned = np.where(d.bools(2, 6, 1), np.roll(boxes, 2, -1), boxes)  # the other corners first
+    return Drawn(op, [turned, scores, *given])
 
 
 def _attention(d: Draw, op: str) -> Drawn:
@@ -378,7 +408,7 @@ def _attention(d: Draw, op: str) -> Drawn:
     q, k, v = (d.floats(2, h, n, 4) / 30 for h, n in ((4, 3), (heads, keys), (heads, keys)))
     shape = d.pick(((3, keys), (4, 3, keys), (2, 1, 3, keys)))
     mask = d.pick((None, d.bools(*shape) | (np.arange(keys) == 0), d.floats(*shape)))
-    attributes = d.maybe(scale=0.5, softcap=2.0, is_causal=1)
+    attributes = d.maybe(scale=d.pick((0.0, 0.5)), softcap=2.0, is_causal=1)
     if d.flag():  # heads side by side in rows
         q, k, v = (t.transpose(0, 2, 1, 3).reshape(2, t.shape[2], -1) for t in (q, k, v))
         attributes |= {"q_num_heads": 4, "kv_num_heads": heads}

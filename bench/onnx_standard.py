@@ -78,13 +78,65 @@ def reduce_sum_square(case: Any, x: Array, axes: Array = None) -> Array:
 
 
 @_text
-def slice(case: Any, x: Array, starts: Array, ends: Array, axes: Array, steps: Array) -> Array:
-    axis, step, n = int(axes[0]), int(steps[0]), x.shape[int(axes[0])]
-    start, end = (int(v) + n * (v < 0) for v in (starts[0], ends[0]))
-    low, high = (0, n) if step > 0 else (0, n - 1)
-    start = min(max(start, low), high)
-    end = min(max(end, 0), n) if step > 0 else min(max(end, -1), n - 1)
-    return np.take(x, range(start, end, step), axis)
+def slice(case: Any, x: Array, starts: Array, ends: Array, axes: Array = None, steps: Array = None) -> Array:
+    count = len(starts)
+    axes, steps = np.arange(count) if axes is None else axes, np.ones(count, int) if steps is None else steps
+    for first, last, axis, step in np.stack([starts, ends, axes, steps], 1).tolist():
+        n = x.shape[axis]
+        start, end = (v + n * (v < 0) for v in (first, last))
+        start = min(max(start, 0), n if step > 0 else n - 1)
+        end = min(max(end, 0), n) if step > 0 else min(max(end, -1), n - 1)
+        x = np.take(x, range(start, end, step), axis)
+    return x
+
+
+@_text
+def pad(case: Any, x: Array, widths: Array, fill: Array = None, axes: Array = None) -> Array:
+    """One axis after the other; widths below 0 cut first."""
+    (mode,) = _said(case, mode="constant")
+    places = range(x.ndim) if axes is None else axes.tolist()
+    for axis, before, after in zip(places, widths.tolist(), widths[len(places) :].tolist()):
+        x = np.take(x, range(max(-before, 0), x.shape[axis] + min(after, 0)), axis)
+        wide = [(0, 0)] * x.ndim
+        wide[axis] = max(before, 0), max(after, 0)
+        said = {"constant_values": 0 if fill is None else fill} if mode == "constant" else {}
+        x = np.pad(x, wide, mode, **said)
+    return x
+
+
+@_text
+def unique(case: Any, x: Array) -> Any:
+    axis, in_order = _said(case, axis=None, sorted=1)
+    keys = [tuple(row.flat) for row in (x.reshape(-1, 1) if axis is None else np.moveaxis(x, axis, 0))]
+    found = sorted(dict.fromkeys(keys)) if in_order else list(dict.fromkeys(keys))
+    first = [keys.index(k) for k in found]
+    y = x.reshape(-1)[first] if axis is None else np.take(x, first, axis)
+    return y, first, [found.index(k) for k in keys], [keys.count(k) for k in found]
+
+
+@_text
+def non_max_suppression(
+    case: Any, boxes: Array, scores: Array, most: Array = None, iou: Array = None, least: Array = None
+) -> Array:
+    """One box after the other; without a limit of their number there is none."""
+    (center,) = _said(case, center_point_box=0)
+    limit, overlap = (0 if v is None else float(v[0]) for v in (most, iou))
+    least = -np.inf if least is None else least[0]
+    a, b = boxes[..., :2], boxes[..., 2:]
+    low, high = (a - b / 2, a + b / 2) if center else (np.minimum(a, b), np.maximum(a, b))
+    chosen: list[tuple[int, ...]] = []
+    for n, c in np.ndindex(scores.shape[:2]):
+        kept: list[int] = []
+        for k in sorted(range(boxes.shape[1]), key=lambda k: -scores[n, c, k]):
+            shared = [math.prod(np.maximum(np.minimum(high[n, k], high[n, j]) - np.maximum(low[n, k], low[n, j]), 0))
+                      for j in kept]  # fmt: skip
+            areas = [math.prod(high[n, j] - low[n, j]) for j in (k, *kept)]
+            if len(kept) < limit and scores[n, c, k] > least and all(
+                s <= overlap * (areas[0] + area - s) for s, area in zip(shared, areas[1:])
+            ):  # fmt: skip
+                kept.append(k)
+        chosen += [(n, c, k) for k in kept]
+    return np.array(chosen, np.int64).reshape(-1, 3)
 
 
 @_text
@@ -156,14 +208,17 @@ def lp_pool(case: Any, x: Array) -> Array:
 
 @_text
 def max_pool(case: Any, x: Array) -> Any:
-    """Each window by itself; an index is of the whole of x, without padding."""
+    """Each window by itself; an index is of the whole of x, without padding, of which the first or the last axis counts least."""
+    (order,) = _said(case, storage_order=0)
     windows = _windows(case, x.shape[2:])
     y = np.full((*x.shape[:2], *map(len, windows)), -np.inf)
     index = np.zeros(y.shape, np.int64)
     for place in np.ndindex(y.shape):
         for at in itertools.product(*(starts[o] for starts, o in zip(windows, place[2:]))):
             if x[(*place[:2], *at)] > y[place]:
-                y[place], index[place] = x[(*place[:2], *at)], np.ravel_multi_index((*place[:2], *at), x.shape)
+                y[place] = x[(*place[:2], *at)]
+                spatial = np.ravel_multi_index(at, x.shape[2:], order="CF"[order])
+                index[place] = (place[0] * x.shape[1] + place[1]) * math.prod(x.shape[2:]) + spatial
     return (y, index) if case.outputs == 2 else y
 
 
@@ -349,6 +404,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     ("onnx.reference", "Resize"): "with pytorch_half_pixel a length of 1.5, which gives one element, counts as more than 1",
     ("onnx.reference", "Slice"): "a falling slice that starts before the first element is empty; the standard has the first",
     ("onnx.reference", "SoftmaxCrossEntropyLoss"): "infinite where the softmax rounds to 0",
+    ("onnx.reference", "Unique"): "unsorted, slices of another axis are taken from the first one",
     ("onnx.reference", "Swish"): "0 where exp(-x) overflows and the result is not 0",
     ("onnxruntime", "AffineGrid"): "with align_corners an axis of one element is at 1; the standard has -1, PyTorch 0",
     ("onnxruntime", "NonZero"): "a scalar gives a row; the standard says none",

@@ -160,7 +160,7 @@ class Signature:
 
     @property
     def buffers(self) -> tuple[Array, ...]:
-        return tuple(a for a in self.inputs if a.kind == "f32" or a.kind in FORMATS)
+        return tuple(a for a in self.inputs if a.kind in ("f32", *FORMATS, *WHOLE))
 
     @property
     def indices(self) -> tuple[Array, ...]:
@@ -283,6 +283,8 @@ def _parse_array(text: str) -> Array:
             m = None
     if not m:
         raise ValueError(f"not an array: {text!r}")
+    if m["below"] and kind not in ("u32", "index"):
+        raise ValueError(f"indices alone are below a number, as `u32` or `index`: {text!r}")
     kind = "float32" if m["kind"] == "f32" else kind  # said, and not the format that all arrays have
     return Array(m["name"], tuple(split_list(m["dims"])), kind, bool(m["opt"]), m["below"] or "")
 

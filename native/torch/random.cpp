@@ -1,8 +1,8 @@
 /* Random numbers and dropout: the same on every device.
  *
  * Each draw has a key, and element i of it is a function of the key and i alone. The key is 64 bits of PyTorch's generator on the
- * CPU, on a GPU too, so that torch.manual_seed, saved states and checkpointing mean what they do elsewhere; of a CUDA generator
- * that is given, its seed and offset. */
+ * CPU, on a GPU too, so that torch.manual_seed, saved states and checkpointing mean what they do elsewhere. A CUDA generator that
+ * is given has the keys of one on the CPU with its seed, in the order of its offsets. */
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ExpandUtils.h>
@@ -12,15 +12,30 @@
 #include "call.h"
 #include "front.h"
 
+#include <mutex>
+#include <unordered_map>
+
 namespace tlrt {
 namespace {
 
-uint64_t mixed(uint64_t x)
+/* The number-th key of a generator on the CPU that has the seed. The generators that were asked last are kept where they are. */
+uint64_t key_of_seed(uint64_t seed, uint64_t number)
 {
-    x += 0x9e3779b97f4a7c15;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-    x = (x ^ x >> 27) * 0x94d049bb133111eb;
-    return x ^ x >> 31;
+    struct Kept {
+        at::Generator generator;
+        uint64_t next = 0;
+    };
+    static std::mutex lock;
+    static std::unordered_map<uint64_t, Kept> kept;
+    const std::lock_guard<std::mutex> guard(lock);
+    if (kept.size() >= 64 && !kept.count(seed)) kept.clear();
+    Kept &of = kept[seed];
+    if (!of.generator.defined() || of.next > number) of = {at::detail::createCPUGenerator(seed), 0};
+    auto *const engine = at::check_generator<at::CPUGeneratorImpl>(of.generator);
+    for (; of.next < number; of.next++)
+        engine->random64();
+    of.next++;
+    return engine->random64();
 }
 
 uint64_t next_key(const std::optional<at::Generator> &given)
@@ -30,7 +45,7 @@ uint64_t next_key(const std::optional<at::Generator> &given)
     if (generator.device().is_cpu()) return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
     const uint64_t offset = generator.get_offset();
     generator.set_offset(offset + 4);
-    return mixed(generator.current_seed()) + offset;
+    return key_of_seed(generator.current_seed(), offset / 4);
 }
 
 /* A tensor of the shape of `like`, in float32, that the entry point fills. */
@@ -139,6 +154,14 @@ at::Tensor &of_parts(c10::DispatchKeySet keys, at::Tensor &x, double first, doub
 }
 
 /* ---- integers -------------------------------------------------------------------------------------------------------------- */
+
+uint64_t mixed(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+}
 
 /* 64 bits for each of n elements, by the rule of the library's generator: mix(mix(key) + i). */
 at::Tensor words(int64_t n, const at::TensorOptions &options, uint64_t key)

@@ -1,12 +1,14 @@
 """Calls of the rows with arrays of another library: drawn cases, and what a function takes for one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tlrt import _foreign
-from tlspec.drawn import Case, generator
+from tlrt.verify.run import Runtime
+from tlspec.drawn import Case, cotangent_names, generator
 from tlspec.judge.choice import drawn_cases
 from tlspec.registry import Op
 
@@ -32,6 +34,23 @@ def arguments(case: Case, make: Callable[[np.ndarray], Any]) -> list[Any]:
 
 def bits(x: Any) -> tuple[tuple[int, ...], bytes]:
     return x.shape, np.ascontiguousarray(x).tobytes()
+
+
+def directions(results: Iterable[Any]) -> list[np.ndarray]:
+    """A drawn cotangent for each result."""
+    return [np.random.default_rng(k).standard_normal(np.shape(x)).astype(np.float32) for k, x in enumerate(results)]
+
+
+def gradients_of(case: Case, device: str) -> dict[str, np.ndarray]:
+    """What the row's VJP on buffers gives in the drawn directions, by the names of the arrays."""
+    runtime = Runtime(device, math=_foreign.math())
+    computed = dict(zip((o.name for o in case.op.signature.outputs), runtime.run(case), strict=True))
+    drawn = dict(zip(computed, directions(computed.values()), strict=True))
+    cotangents = {g: drawn[o.name] for g, o in cotangent_names(case.op).items()}
+    known = {**case.inputs, **computed, **cotangents}
+    given = {a.name: known[a.name] for a in case.op.vjp_signature.inputs}
+    found = runtime.run(replace(case, which="vjp", cotangents=cotangents, given=given))
+    return dict(zip((a.name[1:] for a in case.op.vjp_signature.outputs), found, strict=True))
 
 
 #: integers that are out of range of every array, by their type

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import threading
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,11 @@ import pytest
 import tlrt
 from tests import DEVICES, ROOT
 from tests.runtime import foreign_rows
-from tests.runtime.foreign_rows import bits, cases
+from tests.runtime.foreign_rows import bits, cases, directions, gradients_of
 from tlrt import _foreign, kernels
 from tlrt._binding import handles
 from tlrt.errors import ArgumentTypeError
 from tlrt.verify.run import Runtime
-from tlspec.drawn import cotangent_names
 from tlspec.registry import Op
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other tests use the GPU, too
@@ -70,31 +68,22 @@ def test_bits_are_those_of_buffers(operation: Op, device: str) -> None:
 @pytest.mark.parametrize("device", PLACES)
 @pytest.mark.parametrize("operation", [r for r in ROWS if r.vjp_rule is not None], ids=lambda r: r.name)
 def test_gradients_are_those_of_the_rule(operation: Op, device: str) -> None:
-    """In the direction of ones, against the row's VJP on buffers."""
+    """In a drawn direction, another for each result, against the row's VJP on buffers."""
     case = next(iter(cases(operation, 1)))
     values = arguments(case, device)
     arrays, places = split(values)
     found, pull = jax.vjp(lambda *xs: functions.function(operation.name)(*with_arrays(values, places, xs)), *arrays)
-    gradients = pull(jax.tree.map(jnp.ones_like, found))
+    drawn = directions(found if isinstance(found, tuple) else [found])
+    gradients = pull(tuple(drawn) if isinstance(found, tuple) else drawn[0])
     names = [
         n for n, x in zip(_foreign.names(operation.signature)[0], values, strict=False) if isinstance(x, jax.Array)
     ]
-    made = dict(zip((a.name[1:] for a in operation.vjp_signature.outputs), rule(case, device), strict=True))
+    made = gradients_of(case, device)
     for name, gradient in zip(names, gradients, strict=True):
         if name in made:
             assert bits(np.asarray(gradient).reshape(-1)) == bits(made[name].reshape(-1)), name
         else:
             assert gradient.dtype == jax.dtypes.float0
-
-
-def rule(case: Any, device: str) -> list[np.ndarray]:
-    """The gradients of the case for cotangents of ones."""
-    runtime = Runtime(device, math=_foreign.math())
-    computed = dict(zip((o.name for o in case.op.signature.outputs), runtime.run(case), strict=True))
-    known = {**case.inputs, **computed}
-    ones = {g: np.ones_like(computed[o.name], np.float32) for g, o in cotangent_names(case.op).items()}
-    given = {a.name: {**known, **ones}[a.name] for a in case.op.vjp_signature.inputs}
-    return runtime.run(replace(case, which="vjp", cotangents=ones, given=given))
 
 
 @pytest.mark.parametrize("kind", foreign_rows.OUTSIDE)
@@ -206,6 +195,9 @@ def test_errors_say_what_is_wrong() -> None:
     with pytest.raises(TypeError, match="missing"):
         functions.cumsum(np.ones(3, np.float32))
     x = np.ones((2, 3), np.float32)
+    for given, lacking in (((None, x), "A"), ((x, None), "B"), ((None, None), "A, B")):
+        with pytest.raises(TypeError, match=rf"matmul takes \(A, B\): {lacking} missing"):
+            functions.matmul(*given)
     with pytest.raises(TypeError, match=r"gather_rows: \w+: got float32, expected integers"):
         functions.gather_rows(x, x)
     with pytest.raises(TypeError, match=r"relu takes \(x\)$"):

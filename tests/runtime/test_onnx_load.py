@@ -222,37 +222,68 @@ def test_a_loop_runs_until_its_condition_is_false() -> None:
         assert y.numpy().tolist() == [64, 192] and seen.shape == (6, 2)
         y, seen = net(np.array([1, 3], np.float32), np.array(2), np.array(True))
         assert y.numpy().tolist() == [4, 12] and seen.numpy().tolist() == [[2, 6], [4, 12]]
-
-    with tlrt.Session("cpu") as s, pytest.raises(UnavailableError, match="a body that never ran"):
-        importer.load(whole).bind(s)(np.array([1, 3], np.float32), np.array(0), np.array(True))
+        for most, go in ((0, True), (50, False)):
+            with pytest.raises(UnavailableError, match="a body that never ran"):
+                net(np.array([1, 3], np.float32), np.array(most), np.array(go))
+    (node,) = whole.graph.node
+    for place, name, expected in ((1, "", [4, 12]), (1, "go", None), (0, "", [64, 192])):
+        node.input[place] = name  # one that is left out limits nothing
+        with tlrt.Session("cpu") as s:
+            net = importer.load(whole).bind(s)
+            if expected:
+                y, _ = net(np.array([1, 3], np.float32), np.array(2), np.array(place == 0))
+                assert y.numpy().tolist() == expected
 
 
 @pytest.mark.parametrize("given", [0, 1])
 @pytest.mark.parametrize("made", [0, 1])
-def test_a_scan_goes_either_way(given: int, made: int) -> None:
-    helper, F = onnx.helper, onnx.TensorProto.FLOAT
-    pair = [helper.make_tensor_value_info(n, F, [2]) for n in ("s", "e", "t", "o")]
-    body = helper.make_graph(
-        [helper.make_node("Add", ["s", "e"], ["t"]), helper.make_node("Identity", ["t"], ["o"])],
-        "b",
-        pair[:2],
-        pair[2:],
-    )
-    scan = helper.make_node(
-        "Scan", ["a", "x"], ["z", "y"], body=body, num_scan_inputs=1, scan_input_directions=[given],
-        scan_output_directions=[made],
-    )  # fmt: skip
-    ends = [
-        helper.make_tensor_value_info(n, F, shape)
-        for n, shape in (("a", [2]), ("x", [3, 2]), ("z", [2]), ("y", [3, 2]))
-    ]
-    graph = helper.make_graph([scan], "g", ends[:2], ends[2:])
-    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+@pytest.mark.parametrize("axis", [0, 1, -1, -2])
+def test_a_scan_goes_either_way(given: int, made: int, axis: int) -> None:
+    """Along any axis, with two states and two inputs that go in opposite directions."""
+    kind = "float[2, 4]"
+    whole = onnx.parser.parse_model(f"""
+    <ir_version: 9, opset_import: ["" : 17]>
+    g ({kind} a, {kind} b, float[n, p, q] x, float[3, 2, 4] w) => ({kind} z, {kind} c, float[i, j, k] y) {{
+      z, c, y = Scan <num_scan_inputs = 2, scan_input_axes = [{axis}, 0], scan_input_directions = [{given}, {1 - given}],
+        scan_output_axes = [{axis}], scan_output_directions = [{made}],
+        body = b ({kind} s, {kind} n, {kind} e, {kind} f) => ({kind} t, {kind} m, {kind} o) {{
+          p = Mul(e, f)  t = Add(s, p)  m = Add(n, n)  o = Identity(t) }}> (a, b, x, w) }}""")
+    x, w = np.random.default_rng(1).integers(-9, 9, (2, 3, 2, 4)).astype(np.float32)
     with tlrt.Session("cpu") as s:
-        bound = importer.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])).bind(s)
-        z, y = (v.numpy() for v in bound(np.zeros(2, np.float32), x))
-    sums = x[:: -1 if given else 1].cumsum(0)
-    assert np.array_equal(z, x.sum(0)) and np.array_equal(y, sums[:: -1 if made else 1])
+        operands = np.zeros((2, 4), np.float32), np.ones((2, 4), np.float32), np.moveaxis(x, 0, axis), w
+        z, c, y = (v.numpy() for v in importer.load(whole).bind(s)(*operands))
+    sums = (x[:: -1 if given else 1] * w[:: 1 if given else -1]).cumsum(0)
+    assert np.array_equal(z, sums[-1]) and (c == 8).all()
+    assert np.array_equal(y, np.moveaxis(sums[:: -1 if made else 1], 0, axis))
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_sequences_may_be_the_rows_of_what_is_given(op: str) -> None:
+    """Layout 1 is layout 0 with the batch first; the last state of a short sequence is that at its end."""
+    gates, rng = {"LSTM": 4, "GRU": 3, "RNN": 1}[op], np.random.default_rng(6)
+    x, w, r = (rng.standard_normal(s).astype(np.float32) for s in ((5, 3, 2), (2, gates * 4, 2), (2, gates * 4, 4)))
+    states = [rng.standard_normal((2, 3, 4)).astype(np.float32) for _ in range(1 + (op == "LSTM"))]
+    lengths = np.array([5, 2, 3], np.int32)
+    more: dict[str, Any] = {"hidden_size": 4, "direction": "bidirectional", "outputs": 1 + len(states)}
+    y, *last = run(op, x, w, r, None, lengths, *states, **more)
+    turned = run(op, x.swapaxes(0, 1), w, r, None, lengths, *(h.swapaxes(0, 1) for h in states), layout=1, **more)
+    for found, expected in zip(turned, [y.transpose(2, 0, 1, 3), *(h.swapaxes(0, 1) for h in last)], strict=True):
+        assert np.array_equal(found, expected)
+    assert np.array_equal(last[0][0], y[lengths - 1, 0, range(3)]) and (y[2:, :, 1] == 0).all()
+
+
+@pytest.mark.parametrize("value", [0.5, [0.5, 2.0], 7, [7, 2**53 + 1]], ids=str)
+def test_constants_have_the_shape_and_the_type_of_their_attribute(value: Any) -> None:
+    """Numbers have no axis, and what fills a shape gives its type."""
+    array = np.array(value, np.float32 if isinstance(np.ravel(value)[0], float) else np.int64)
+    name = f"value_{'float' if array.dtype.kind == 'f' else 'int'}{'s' * array.ndim}"
+    tensor = onnx.numpy_helper.from_array(array)
+    filled = onnx.numpy_helper.from_array(array.reshape(-1)[-1:])
+    for found, expected in (
+        (run("Constant", **{name: value}), array), (run("Constant", value=tensor), array),
+        (run("ConstantOfShape", np.array([2, 3]), value=filled), np.full((2, 3), array.reshape(-1)[-1])),
+    ):  # fmt: skip
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape) and np.array_equal(found, expected)
 
 
 def test_a_length_that_rounding_decides_is_refused() -> None:

@@ -1,5 +1,6 @@
 """ONNX operators on floats at which formulas overflow, cancel, or lose a sign: float64 says what is right."""
 
+import itertools
 import math
 from typing import Any
 
@@ -14,6 +15,9 @@ from tlrt.errors import ArgumentTypeError
 pytest.importorskip("onnx")
 importer = pytest.importorskip("tlrt.onnx")
 INF, MOST, LEAST = math.inf, float(np.finfo(np.float32).max), 1e-45
+
+
+X = np.random.default_rng(9).standard_normal((1, 2, 4, 5)).astype(np.float32)
 
 
 def drawn(seed: int, count: int = 4000) -> np.ndarray:
@@ -35,6 +39,8 @@ def drawn(seed: int, count: int = 4000) -> np.ndarray:
         -1,
         89.2,
         -89.2,
+        0.5,
+        -0.5,
         1e20,
         -1e20,
     ]
@@ -178,6 +184,26 @@ def test_a_mask_of_floats_blocks_as_one_of_booleans(device: str) -> None:
     assert np.array_equal(found, expected) and (found[:, :, 2] == 0).all() and np.abs(found[:, :, :2]).min() > 0
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+def test_a_crop_of_the_same_length_is_a_crop(kind: Any) -> None:
+    """What is outside has the value that is said; lengths that keep a ratio are rounded up from a half."""
+    x, region = np.arange(1, 6, dtype=kind).reshape(1, 1, 5), np.array([0.25, 1.25], np.float32)
+    more = {"coordinate_transformation_mode": "tf_crop_and_resize", "axes": [2], "extrapolation_value": 9.0}
+    assert run("Resize", x, region, None, np.array([5]), opset=19, **more).tolist() == [[[2, 3, 4, 5, 9]]]
+    wide, kept = np.ones((1, 1, 4, 2), kind), {"axes": [2, 3], "keep_aspect_ratio_policy": "not_larger"}
+    assert run("Resize", wide, None, None, np.array([5, 100]), opset=19, **kept).shape == (1, 1, 5, 3)
+
+
+def test_places_far_away_are_outside() -> None:
+    """Infinite ones, too; where the border counts they are at it."""
+    grid = np.array([[[[-INF, 0], [INF, 0], [0, -INF], [1e30, 0], [0, 0]]]], np.float32)
+    for mode in ("linear", "nearest", "cubic"):
+        found = run("GridSample", X, grid, mode=mode, align_corners=1, opset=20)
+        assert (found[..., :4] == 0).all() and (found[..., 4] != 0).all()
+    ends = run("GridSample", X, grid[..., :2, :], padding_mode="border", align_corners=1, opset=20)
+    assert np.allclose(ends[0, :, 0], (X[0, :, 1, ::4] + X[0, :, 2, ::4]) / 2)
+
+
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_norms_neither_overflow_nor_vanish(p: int) -> None:
     for scale in (1e-30, 1.0, 1e30):
@@ -201,6 +227,13 @@ def test_the_place_of_a_largest_element_is_never_in_the_padding() -> None:
 
 def test_what_is_empty_is_computed() -> None:
     assert run("Hardmax", np.zeros((2, 0), np.float32)).shape == (2, 0)
+    for op, kind in itertools.product(("CumSum", "CumProd"), (np.float32, np.int64)):
+        assert run(op, np.zeros((2, 0), kind), np.array(1), exclusive=1, opset=26).shape == (2, 0)
+    for op, most in (("ReduceMax", -INF), ("ReduceMin", INF)):
+        assert np.array_equal(
+            run(op, np.zeros((2, 0, 3), np.float32), np.array([1]), opset=20), np.full((2, 1, 3), most)
+        )
+    assert run("RoiAlign", X, np.zeros((0, 4), np.float32), np.zeros(0, np.int64), output_width=3).shape == (0, 2, 1, 3)
     for op, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1)):
         w, r = np.ones((1, gates * 3, 2), np.float32), np.ones((1, gates * 3, 3), np.float32)
         first = np.full((1, 5, 3), 7, np.float32)

@@ -181,6 +181,26 @@ def test_a_generator_that_is_given_draws(case: str) -> None:
     assert not torch.equal(first, later) and not torch.equal(first, other)
 
 
+@pytest.mark.cuda
+def test_a_generator_of_a_gpu_draws_what_one_of_its_seed_draws_on_the_cpu() -> None:
+    """From the start and from a saved state on, with other generators between."""
+    found = []
+    for device in ("cpu", "cuda"):
+        generator, other = (torch.Generator(device).manual_seed(seed) for seed in (3, 4))
+        with mode.reproducible(strict=True):
+            draws = [torch.randn(9, device=device, generator=g) for g in (generator, other, generator)]
+            state = generator.get_state()
+            draws += [
+                torch.rand(9, device=device, generator=generator),
+                torch.randperm(9, device=device, generator=generator),
+            ]
+            generator.set_state(state)
+            draws.append(torch.rand(9, device=device, generator=generator))
+        assert torch.equal(draws[3], draws[5])
+        found.append([x.cpu() for x in draws])
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
 def test_draws_are_determined_and_seeded() -> None:
     def draw() -> list[Any]:
         torch.manual_seed(3)

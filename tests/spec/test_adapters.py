@@ -3,6 +3,7 @@ estimated."""
 
 import json
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -363,10 +364,25 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads((tmp_path / "out.json").read_text())["verdict"] == "pass"
     assert main(["task", str(task), "--with", str(bad), *words]) == 1
     shown = capsys.readouterr().out
-    assert f"--with {bad} --set batch_size=3 --case 0:own" in shown
+    assert f"--with {bad} --set batch_size=3 --device cpu --case 0:own" in shown
     assert main(["task", str(task), "--with", str(bad), *words, "--case", "0:integers"]) == 1
     assert main(["task", str(tmp_path / "none.py"), "--with", str(new)]) == 2
     assert "none.py: no such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["format", "device", "dtype", "accumulate", "ulp", "products", "intermediate"])
+def test_a_line_of_a_task_repeats_what_its_check_was_told(name: str, tmp_path: Path) -> None:
+    """Also of files whose names have spaces."""
+    said = {"format": "kernelbench", "device": "cpu", "dtype": "bfloat16", "ulp": "cuda"}.get(name, "float32")
+    task, wrong = written(tmp_path, **{"a task_py": BENCH, "new_py": new_model(softmax="y * 3")})
+    words: dict[str, Any] = {"device": "cpu", name: said}
+    report = check_task(
+        task, wrong, constants={"batch_size": 2, "features": 8}, data=["own"], cases=1, isolate=False, **words
+    )
+    line = shlex.split(report.findings[0].repeat)
+    assert line[3:7] == ["task", str(task), "--with", str(wrong)] and line[-2:] == ["--case", "0:own"]
+    assert line[line.index(f"--{name}") + 1] == said and "batch_size=2" in line and "features=8" in line
+    assert line.count("--set") == 2
 
 
 class Square(torch.autograd.Function):  # type: ignore[misc, name-defined]

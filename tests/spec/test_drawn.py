@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +13,13 @@ from numpy.testing import assert_raises_regex
 from tests import ROOT
 from tlrt.verify.verifier import directions
 from tlspec import registry
-from tlspec.bounds import COLUMN_CHAINS, COLUMN_CHUNK, FREE
+from tlspec.bounds import COLUMN_CHAINS, COLUMN_CHUNK, FREE, Bound, chained, custom, exact, moved, ordered, tree, ulp
 from tlspec.compare import compare
 from tlspec.draw import cases as drawn
 from tlspec.draw.cases import Case, Draw, build_case, data_classes, draw_case, draw_cases, fill, generator
 from tlspec.draw.data import PART
-from tlspec.registry import Op
+from tlspec.registry import Check, Contract, Op
+from tlspec.signature import Signature
 
 
 def fingerprint(case: Case) -> list[object]:
@@ -179,9 +182,9 @@ def test_data_classes() -> None:
     tame = fill(generator("s"), n, "special", extremes=False)
     assert np.nanmax(np.abs(tame[np.isfinite(tame)])) < 10
     whole = fill(generator("i"), n, "integers")
-    assert np.array_equal(whole, np.rint(whole))
+    assert {*whole.tolist()} == {*range(-8, 9)}
     grid = fill(generator("g"), n, "grid") * 64
-    assert np.array_equal(grid, np.rint(grid))
+    assert {*grid.tolist()} == {*range(-128, 129)}
     uniform = fill(generator("u"), n, "uniform")
     assert uniform.min() >= 0 and uniform.max() < 1
     for name in ("normal", "integers"):  # drawn by threads: the same again, no part twice, and another array after it
@@ -219,3 +222,107 @@ def test_directions_drawn_together_are_those_drawn_alone(name: str, data: str) -
             assert case.line == alone.line and case.values == alone.values and case.which == which[case.which == "vjp"]
             for one, two in zip(case.arguments.items(), alone.arguments.items(), strict=True):
                 assert one[0] == two[0] and (one[1] is two[1] is None or one[1].tobytes() == two[1].tobytes())  # type: ignore[union-attr]
+
+
+def own(text: str, bound: Bound, reference: Callable[..., Any] | None = None, checks: Sequence[Check] = ()) -> Op:
+    """A row of the test's own, which returns its first input and the sums of its rows unless it says another reference."""
+    sig, contract = Signature.parse(text), Contract(checks=tuple(checks))
+    reference = reference or (lambda x, **values: (x, x.sum(axis=1)))
+    row = {"text": text, "signature": sig, "reference": reference, "bound": bound, "contract": contract}
+    return Op(name="own", family="reduce", **row)
+
+
+PAIR = "x[rows, cols] -> same[rows, cols], sums[rows]"
+EACH = {
+    "exact": exact(), "moved": moved(), "ulp": ulp((0, 2)), "tree": tree(lambda cols: (0, cols), copies=True),
+    "ordered": ordered(lambda cols: (0, cols)), "chain": chained(tree(lambda cols: (0, cols))),
+    "custom": custom(lambda x: (x * 0, 1 + x.sum(axis=1) ** 2), "test"),
+}  # fmt: skip
+
+
+@pytest.mark.every_choice
+@pytest.mark.parametrize("kind", EACH)
+def test_a_case_expects_what_its_bound_says(kind: str) -> None:
+    """Of every output: the result alone of whole numbers that float32 holds, the bits and the signs of zeros that are fixed."""
+    x = np.float32([[0.5, -0.0, 2.0], [-1.0, 3.0, 2**24]])
+    x.view(np.uint32)[0, 1] = 0x80000000
+    whole, big = np.float32([[1, -0.0, 2], [-4, 3, 2**24 - 1]]), np.float32([[1, 2, 3], [-(2**23), -(2**23), 0]])
+    row = own(PAIR, EACH[kind], lambda x: (x, np.add.accumulate(x, axis=1)[:, -1]))
+    for data, given in (("normal", x), ("integers", whole), ("integers", big), ("normal", whole), ("integers", x)):
+        case = Case(row, "forward", 0, data, "", {"rows": 2, "cols": 3}, {}, {"x": given})
+        assert case.bound is EACH[kind] and case.name == "own" and case.reference is row.reference
+        wide = {"x": given.astype(np.float64)}
+        outs = row.reference(**wide)
+        sums = outs[1].astype(np.float32).astype(np.float64) if kind == "ordered" else outs[1]
+        real = EACH[kind].tolerance(row.reference, outs, wide, case.values)
+        small = data == "integers" and given is whole and kind not in ("exact", "moved", "ordered")
+        tolerances = [np.zeros(o.shape) for o in outs] if kind == "ordered" or small else real
+        assert np.array_equal(case.real[0][1], outs[1]) and all(map(np.array_equal, case.real[1], real))
+        expected = case.expected
+        assert [o.dtype for o in expected.outputs] == [np.float64] * 2
+        assert all(map(np.array_equal, expected.outputs, (wide["x"], sums)))
+        assert all(map(np.array_equal, expected.tolerances, tolerances)) and len(expected.tolerances) == 2
+        assert expected.signed_zeros == (kind in ("exact", "moved", "ordered", "ulp") and not small)
+        fixed = kind in ("moved", "tree", "ordered")
+        assert len(expected.bits) == 2 and [b is not None for b in expected.bits] == [fixed, fixed]
+        if fixed:
+            patterns = given.view(np.uint32).astype(np.int64)
+            assert np.array_equal(expected.bits[0], patterns) and ((expected.bits[1] == FREE).all() or kind == "moved")
+        assert case.expected_on("cuda") is case.expected_on("cpu") is expected
+
+
+@pytest.mark.every_choice
+def test_what_may_overflow_on_cuda_is_expected_elsewhere() -> None:
+    """A finite bound on the intermediates that reaches the threshold frees its elements on CUDA alone, on any of its devices."""
+    peaks = lambda x, cols: (np.abs(x) * 2.0**127, np.inf * cols)
+    peak = custom(lambda x: (x * 0, x.sum(axis=1) * 0), "test", cuda_peak=peaks)
+    case = Case(own(PAIR, peak), "forward", 0, "normal", "", {"rows": 1, "cols": 2}, {}, {"x": np.float32([[1, 3]])})
+    for device, free in (("cpu", False), ("cuda", True), ("cuda:1", True)):
+        found = case.expected_on(device)
+        assert np.isinf(found.tolerances[0]).tolist() == [[False, free]] and found.tolerances[1].tolist() == [0]
+        assert found.outputs is case.expected.outputs and not found.signed_zeros
+
+
+@pytest.mark.every_choice
+def test_a_reference_that_is_not_what_its_row_says_is_refused() -> None:
+    """Of other shapes, or of other types where its additions are the result's."""
+
+    def expected(bound: Bound, wrong: Callable[..., Any]) -> Any:
+        x = np.eye(2, dtype=np.float32)
+        return Case(own(PAIR, bound, wrong), "forward", 0, "normal", "", {"rows": 2, "cols": 2}, {}, {"x": x}).expected
+
+    for wrong in (lambda x: (x, x.sum(axis=0, keepdims=True)), lambda x: (x[:1], x.sum(axis=1)), lambda x: x):
+        for bound in (exact(), ordered(lambda: (0, 1))):
+            assert_raises_regex(ValueError, "own: the reference returned shapes", expected, bound, wrong)
+    double = lambda x: (x, x.astype(float).sum(axis=1))
+    assert_raises_regex(TypeError, "own: the reference must keep float32", expected, ordered(lambda: (0, 1)), double)
+
+
+@pytest.mark.every_choice
+def test_checks_about_arrays_are_passed_over_where_these_are_absent() -> None:
+    """The first that fails refuses, and of an array alone one that is given."""
+    checks = (
+        Check("m", "not given(m) or rows > 1", "SHAPE"),
+        Check("h", "all_below(h, cols)", "INDEX"),
+        Check("c", "c > 0", "ARGUMENT"),
+    )
+    row = own(
+        "x[rows, cols], m?[rows], h: u32[rows], i: index[rows]; c: float -> same[rows, cols]", exact(), checks=checks
+    )
+    values, m, h = {"rows": 1, "cols": 2}, np.zeros(1), np.zeros(1, np.uint32)
+    cases: list[tuple[dict[str, Any], float, str]] = [
+        ({}, 1, ""), ({}, -1, "c"), ({"m": None}, 1, ""), ({"m": m}, -1, "m"), ({"h": h + 2}, -1, "h"), ({"h": h + 1}, 1, ""),
+        ({"h": h, "m": None}, -1, "c"), ({"h": h + 2, "m": m}, 1, "m"),
+    ]  # fmt: skip
+    for given, c, blamed in cases:
+        found = drawn.refused_by(row, {**values, **given, "c": c})
+        assert (found.name if found else "") == blamed, given
+
+
+@pytest.mark.every_choice
+def test_a_case_without_elements_is_empty() -> None:
+    """Where a length is 0, alone or in a list."""
+    empty: list[dict[str, Any]] = [{"n": 0}, {"n": 3, "d": [2, 0]}, {"d": (0,)}]
+    for dims in (*empty, {"n": 1}, {"d": [1, 10]}, {"d": []}, {}, {"n": 10, "d": (20,)}):
+        case = Case(own(PAIR, exact()), "forward", 0, "normal", "", dims, {}, {})
+        assert drawn.is_empty(case) == (dims in empty), dims

@@ -24,11 +24,14 @@ from tlspec.draw.cases import (
     draw_case,
     generator,
     refused_by,
+    shape_case,
 )
 from tlspec.draw.data import _EXTREMES, _SPECIALS, PART, corners, double, fill
 from tlspec.draw.draws import DIMS, LIMITS
 from tlspec.formats import FORMATS
 from tlspec.judge import altered
+from tlspec.judge.shrink import resized
+from tlspec.judge.subject import subject_of
 from tlspec.judge.trial import with_results
 from tlspec.ops import conv, pool
 from tlspec.ops.attention import UNLIMITED
@@ -125,6 +128,71 @@ def test_indices_are_rows_unless_they_are_to_lie_outside(edges: tuple[int, ...])
         assert {0, rows - 1} | near <= set(found.tolist()) and found.max() < rows
         outside = np.concatenate(drawn(lambda d, rows=rows: d.indices(20, rows, outside=True), edges=edges))
         assert {rows, 2**32 - 1} == set(outside[outside >= rows].tolist())
+
+
+@pytest.mark.every_choice
+@pytest.mark.parametrize("text", ["q[rows, cols], at: index[k]", "q: i8[rows, cols], at: u32[k], b[cols]",
+    "q: bool[rows, cols], b[cols], at: index[k]", "q[rows, cols], c[3], at: u32[k] < 1"])  # fmt: skip
+def test_indices_of_a_reference_are_rows_of_its_first_array(text: str) -> None:
+    """Whatever its elements are, in drawn cases and in shorter and longer ones, unless the signature says another limit."""
+    row = subject_of(None, lambda q, at, b=None, c=None: q[at] * 1.0, f"{text} -> out[k, cols]")
+    seen, limit = set(), 1 if "<" in text else 2**32
+    for case in (draw_case(row, seed, "normal", "small") for seed in range(12)):
+        for rows, k in ((case.dims["rows"], case.dims["k"]), (1, 3), (3, 40), (0, 0), (2 * case.dims["rows"], 7)):
+            made = resized(case, {**case.dims, "rows": rows, "k": k})
+            assert made is not None
+            last = made.inputs["at"].max(initial=0)
+            assert last < max(min(rows, limit), 1)
+            seen.add(last == min(rows, limit) - 1 > 0)
+        assert (resized(case, {**case.dims, "rows": 0, "k": 1}) is None) == (limit > 1)
+    assert seen == {False, True} or limit == 1
+
+
+@pytest.mark.every_choice
+def test_what_the_judge_alone_draws() -> None:
+    """Rows of one scale each that stays finite; numbers around one; rows of large numbers, or with one above the others."""
+    scales, middles, alone, last = set(), set(), 0, 0
+    for k in range(80):
+        huge, near, far = (fill(generator(data, k), (8, 300), data) for data in ("huge", "offset", "spread"))
+        scales |= {int(n) for n in np.rint(np.log2(np.median(np.abs(huge).astype(float), axis=1) / 0.6745))}
+        middles.add(float(np.sign(near.mean()) * 2.0 ** np.rint(np.log2(abs(near.mean())))))
+        assert np.isfinite(huge).all() and 0.9 < near.astype(float).std() < 1.1
+        top, ends = np.sort(np.abs(far.astype(float)), axis=1), np.argmax(far, axis=1) == 299
+        if (top[:, -2] < 6).all():
+            assert top[:, -1].min() > 56 and top[:, -1].max() < 2 * 128 + 6
+            alone, last = alone + 1, last + (ends.any() and not ends.all())
+        else:
+            assert 24 < far.astype(float).std() < 150
+    assert {*range(97, 127)} <= scales and max(scales) <= 128 and min(scales) >= 95
+    assert middles == {sign * 2.0**k for sign in (-1, 1) for k in range(6, 13)} and 20 < alone < 60 and last > alone - 4
+
+
+@pytest.mark.every_choice
+def test_a_case_of_given_lengths() -> None:
+    """With the defaults of its parameters, or those that are given; what is missing, unknown or refused is named."""
+    row, sizes = registry.get("layer_norm"), {"rows": 3, "cols": 5}
+    case, again, other = (shape_case(row, "vjp", sizes, seed, "grid") for seed in (4, 4, 5))
+    (eps,) = row.signature.params
+    assert (case.dims, case.params, case.size, case.data) == (sizes, {"eps": float(eps.default or 0)}, "shape", "grid")
+    assert {n: x.shape for n, x in case.arguments.items() if x is not None} == {"x": (3, 5), "gamma": (5,), "g": (3, 5)}
+    assert case.inputs["x"].tobytes() == again.inputs["x"].tobytes() != other.inputs["x"].tobytes()
+    assert shape_case(row, "forward", {**sizes, "eps": 0.25}).params == {"eps": 0.25}
+    wrong = {"cols is missing": {"rows": 3}, "n is not one": {**sizes, "n": 1}, "expected eps": {**sizes, "eps": -1}}
+    for message, given in wrong.items():
+        with pytest.raises(ValueError, match=f"layer_norm: shapes: got .*{message}"):
+            shape_case(row, "forward", given)
+
+
+@pytest.mark.only(where=lambda row: row.drawing.nonnegative)
+def test_squares_and_norms_are_drawn_so(row: Op) -> None:
+    """In every data class but that of special numbers, in which arrays are negative now and then; others are in any class."""
+    for data in data_classes(row):
+        arrays = [draw_case(row, seed, data, "small").inputs for seed in range(8)]
+        for a in (a for a in row.signature.inputs if a.kind in ("f32", "list") and a.dims != ("1",)):
+            low, square = min(np.nanmin(x[a.name], initial=0) for x in arrays), a.name in row.drawing.nonnegative
+            any_sign = not square or data == "special"
+            assert (low < 0) == any_sign or data in ("uniform", "structured"), (a.name, data)
+            assert any_sign or low >= 0
 
 
 @pytest.mark.every_choice

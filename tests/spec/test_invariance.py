@@ -1,6 +1,7 @@
 """Invariance: what the bits of a function depend on is found on planted dependences, and the first operator is named."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import tlspec
 from tlspec.__main__ import main
-from tlspec.judge.invariants import AXES
+from tlspec.judge.invariants import AXES, Axis, Invariance
 
 X = "x[batch, 24]"
 
@@ -180,6 +181,26 @@ def test_wrong_inputs_are_explained(inputs: str, said: str) -> None:
     with pytest.raises(ValueError) as error:
         invariance(np.tanh, inputs)
     assert said in str(error.value)
+
+
+def test_a_report_says_what_was_varied() -> None:
+    """Each field in its place, and a verdict of the axes that it has."""
+    report = Invariance("kernel", "float32", "numpy", "module:block", notes=["a note"], seconds=1.26)
+    report.axes = [Axis("batch", 133, 2, first="out of sample 1", operation="second: aten::mean"), Axis("repeat", 3),
+                   Axis("device", left_out="there is no GPU"), Axis("layout", 4, 1, first="with gaps")]  # fmt: skip
+    assert str(report).splitlines() == [
+        "kernel, float32, numpy arrays; within module:block", "", "varied  bits       trials  differing",
+        "batch   differs       133          2", "repeat  same            3", "device  not tried",
+        "layout  differs         4          1", "", "batch: out of sample 1",
+        "    first operation that differs: second: aten::mean", "", "layout: with gaps",
+        "    first operation that differs: not known", "", "not tried: device: there is no GPU", "note: a note", "",
+        "varies: 140 trials in 1.3 s",
+    ]  # fmt: skip
+    for first, end, verdict in ((0, 4, "varies"), (1, 3, "invariant"), (2, 3, "not tried"), (0, 0, "not tried")):
+        part = replace(report, axes=report.axes[first:end])
+        document = json.loads(part.json())
+        assert (part.verdict, part.ok, document["verdict"]) == (verdict, verdict == "invariant", verdict)
+        assert [a["verdict"] for a in document["axes"]] == ["differs", "same", "not tried", "differs"][first:end]
 
 
 def test_wrong_arguments_are_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ import pytest
 
 import tlspec
 from tests import ROOT, python_path
-from tlspec import references, registry
+from tlspec import pytest_plugin, references, registry
 from tlspec.__main__ import main
 from tlspec.draw.cases import Case, Expected, draw_case
 from tlspec.formats import FORMATS
-from tlspec.judge import Report, check, choice, kept
+from tlspec.judge import Report, check, checking, choice, kept
 from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.blocks import ARRAY, blocks_of, independent_dimensions
 from tlspec.judge.example import Example
@@ -756,6 +757,41 @@ def test_the_plugin(tmp_path: Path) -> None:
     assert "2 failed" in found
     assert "repeat: pytest --tlspec-repro='2:normal:small'" in found
     assert "rows=1, cols=4'" in found, found
+
+
+@pytest.mark.parametrize("words", [
+    {"data": "normal", "count": 5}, {"empty": False, "count": 12}, {"dtype": "float16", "count": 1},
+    {"backward": True, "count": 8, "data": ["integers", "uniform"]}, {"out_dtype": "float16", "count": 1},
+    {"accumulate": "bf16", "count": 1},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("seed", [0, 70])
+def test_the_plugin_draws_the_cases_that_a_test_asks_for(
+    words: dict[str, Any], seed: int, pytestconfig: pytest.Config
+) -> None:
+    """With the options of the examples."""
+    pytest_plugin.pytest_configure(pytestconfig)
+
+    @pytest_plugin.cases("softmax", **words)
+    def decorated(case: Any) -> None: ...
+
+    (mark,) = decorated.pytestmark
+    made: list[Any] = []
+    options = {"--tlspec-seed": seed, "--tlspec-repro": None}
+    test = SimpleNamespace(
+        definition=SimpleNamespace(get_closest_marker=lambda name: mark if name == pytest_plugin.MARK else None),
+        config=SimpleNamespace(getoption=options.get),
+        parametrize=lambda name, later, ids, indirect: made.extend(zip(later, ids)),
+    )  # fmt: skip
+    pytest_plugin.pytest_generate_tests(test)  # type: ignore[arg-type]
+    most = words["count"] * 3 // 4
+    sizes, which = {"small": most, "edges": words["count"] - most}, "vjp" if words.get("backward") else "forward"
+    drawn = choice.drawn_cases(registry.get("softmax"), which, sizes, words.get("data"), words.get("empty", True), seed)
+    assert [name for _, name in made] == [checking.address_of(c) for c in drawn] and len(made) == words["count"]
+    case = made[0][0]()
+    array = case.g if words.get("backward") else case.x
+    assert case.address == made[0][1] and array.dtype == words.get("dtype", "float32")
+    assert case._out.name == words.get("out_dtype", words.get("dtype", "float32"))
+    assert case._trial.model.sum_precision == (8 if "accumulate" in words else 24)
 
 
 def focal_loss(x: Any, target: Any, gamma: Any) -> Any:

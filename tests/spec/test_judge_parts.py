@@ -1,7 +1,11 @@
 """The parts of the judge beside their plain definitions, over many lengths, steps, keys and values."""
 
+import functools
+import html
 import itertools
+import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,13 +19,13 @@ from tlspec.bounds import call_reference
 from tlspec.case import as_tuple
 from tlspec.draw.cases import Case, Expected, draw_case, is_empty
 from tlspec.formats import FORMATS
-from tlspec.judge import altered, blocks, choice, kept, mutants, repetition, trial
+from tlspec.judge import altered, blocks, checking, choice, kept, mutants, repetition, trial
 from tlspec.judge.arithmetic import ULPS, arithmetic
 from tlspec.judge.contract import constrained, contract
 from tlspec.judge.formulas import ALWAYS, CASTS, NAMED
 from tlspec.judge.invariants.axes import Trials
 from tlspec.judge.invariants.samples import LAYOUTS, NEIGHBOURS, Samples, laid_out, slots_of
-from tlspec.judge.report import Report, Row
+from tlspec.judge.report import Finding, Report, Row, name_of, word_for
 from tlspec.judge.runner import Failure, Plain
 from tlspec.judge.shrink import lengths_of, resized
 from tlspec.judge.subject import subject_of
@@ -170,6 +174,80 @@ def test_a_verdict_is_what_its_counts_say() -> None:
         nothing = not told or report.undeclared > every or sum(r.blind for r in report.rows) / told > 0.5
         assert (report.verdict, report.ok) == (("blind", False) if nothing else ("pass", True))
         assert report.share == max([0.0, *(r.share for r in report.rows)])
+
+
+def test_a_report_says_what_it_holds() -> None:
+    """Each field in its place, in a page of its own without being read as one, and in a document."""
+    report = Report(
+        "kernel", "exp", "float32 -> float16", "torch", "any order of sums", process="isolate=False", seconds=1.26
+    )
+    report.rows = [
+        Row("forward", "normal", 12, 1, 2, 3, 400, 0.51234, 1.5),
+        Row("vjp", "special", 30, elements=5, ulp=0.25),
+    ]
+    report.repeats, report.batches, report.calls, report.unsupported = True, False, 100, 7
+    report.sensitivity = {"zeros": (3, 4), "ones": (0, 2), "twos": (0, 0)}
+    report.sampled, report.notes = ["n=9, normal: all results"], ["<b>a note & more</b>"]
+    report.findings = [Finding("value", "out[0]: 1 < 2", "again()")]
+    missed = "a fault that comes and goes is missed with"
+    lines = [
+        "kernel as exp, float32 -> float16, torch arrays; assumed: any order of sums",
+        "in process: the kernel can see the expected values (isolate=False)", "<b>a note & more</b>", "",
+        "direction  data class  cases  blind  failed  elements  worst share  worst ulp",
+        "forward    normal         12      2       3       400        0.512        1.5",
+        "vjp        special        30                        5            0       0.25", "",
+        "7 cases that the kernel does not support (NotImplementedError) were left out", "",
+        "at given shapes, compared:", "    n=9, normal: all results", "",
+        "same bits when repeated: yes; whatever the batch: no", "same bits whatever other rows hold: not tried",
+        f"100 results compared: {missed} p = 0.37 if it is in 1 % of calls, 0.9 if it is in 0.1 % of calls",
+        "defects these cases catch: zeros (3 of 4)", "defects they would miss: ones", "",
+        "value: out[0]: 1 < 2", "    again()", "", "fail: 42 cases in 1.3 s",
+    ]  # fmt: skip
+    assert str(report).splitlines() == lines
+    for verdict, colour in (("fail", "b3261e"), ("blind", "9a6700"), ("pass", "1a7f37")):
+        page, document = report.html(), json.loads(report.json())
+        assert f'<p style="color:#{colour};font-weight:600">{verdict}</p>' in page and "<b>" not in page
+        (shown,) = re.findall("<pre>(.*)</pre>", page, re.DOTALL)
+        assert html.unescape(shown) == str(report) and document["verdict"] == report.verdict == verdict
+        assert document["sensitivity"]["zeros"] == {"caught": 3, "changed": 4} and document["share"] == 0.51234
+        assert [r["ulp"] for r in document["rows"]] == [1.5, 0.25] and document["repeats"] is True
+        report.findings, report.isolated, report.undeclared = [], True, 43 if verdict == "fail" else 42
+        said = "left out; shapes= names those that it is for\n" in str(report)
+        assert said == (verdict == "fail") and "in process" not in str(report)
+
+
+def test_a_kernel_has_a_name_for_a_person_and_for_a_line() -> None:
+    """What is no name in Python stands as `kernel` in a line, and a person reads where a lambda is."""
+    keyword = functools.wraps(np.exp)(lambda x: x)
+    keyword.__name__ = "class"
+    for function, word, name in (
+        (np.exp, "exp", "exp"), ("file.py:kernel", "'file.py:kernel'", "kernel"), (case_of, "case_of", "case_of"),
+        (lambda x: x, "kernel", "kernel = <lambda> of test_judge_parts.py:"),
+        (functools.partial(np.exp), "kernel", "partial"),
+        (keyword, "kernel", "class"),
+    ):  # fmt: skip
+        assert word_for(function, "kernel") == word and name_of(function).startswith(name), word
+
+
+@pytest.mark.parametrize("which", ["forward", "vjp"])
+@pytest.mark.parametrize("op", ["exp", "softmax", "layer_norm", "reduce_sum_axis", "avg_pool", "rotary", "amax"])
+def test_an_address_names_its_case(op: str, which: str) -> None:
+    """Of every size, direction and data class, also where lengths are lists or were made smaller."""
+    row = registry.get(op)
+    if which == "vjp" and row.vjp_rule is None:
+        pytest.skip("no gradient")
+    for seed, (size, data) in enumerate(itertools.product(("small", "edges"), ("normal", "integers"))):
+        case = draw_case(row, seed + 8, data, size, which)
+        known = lengths_of(case)
+        smaller = [resized(case, {**known, n: v - 1}) for n, v in known.items() if isinstance(v, int) and v]
+        cases = [case, *(c for c in smaller if c is not None)]
+        cases += [] if row.signature.elementwise else choice.shaped_cases(row, which, [dict(case.values)], data, seed)
+        assert len(cases) > 1
+        for each in cases:
+            address = checking.address_of(each)
+            assert ("vjp:" in address) == (which == "vjp") and "forward" not in address
+            again = checking.case_at(row, address)
+            assert altered.is_same(again, each) and checking.address_of(again) == address, address
 
 
 def test_each_planted_defect_is_caught_or_missed() -> None:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import inspect
 import itertools
 import os
 import signal
@@ -299,6 +300,66 @@ def test_both_ways_of_running_say_the_same(kind: Any) -> None:
     assert not answer.arrays["x"].patterns.any() and (answer.canaries["out"] == arrays.CANARY).all()  # type: ignore[union-attr]
     assert runs.parameters == [("x", 1, True), ("out", 1, True)]
     runs.close()
+
+
+class Unspoken(Exception):
+    def __str__(self) -> str:
+        raise OSError("no text")
+
+
+class Lazy:
+    def __array__(self, *words: Any, **more: Any) -> np.ndarray:
+        return np.zeros((1, 2), np.float32)
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+def _resized(x: np.ndarray) -> np.ndarray:
+    x.shape = (2, 1)
+    return np.zeros((1, 2), np.float32)
+
+
+def _threaded(x: np.ndarray) -> np.ndarray:
+    threading.Thread(target=lambda: time.sleep(0.03)).start()
+    return x.copy()
+
+
+#: what a call returns or does, and what is said of it; "" where it is right
+SAID: list[tuple[Callable[..., Any], str]] = [
+    (lambda x: [x, x], "returned 2 results, expected 1: out of shape (1, 2)"),
+    (lambda x: None, "returned 1 results, expected 1: out of shape (1, 2)"),
+    (lambda x: {"output": x}, "returned 1 results, expected 1: out of shape (1, 2)"),
+    (lambda x: {"other": x, "out": 2 * x}, ""), (lambda x: (2 * x,), ""), (lambda x: 2 * x, ""),
+    (lambda x: [[2 * x]], "out: a list of 1, expected one array of shape (1, 2)"),
+    (lambda x: Lazy(), "out: a Lazy, which makes its elements when they are read, expected an array"),
+    (_resized, "x: the kernel changed its input's shape to (2, 1)"),
+    (_threaded, "the kernel returned while a thread that it had started was at work"),
+    (lambda x: _raise(Unspoken()), "Unspoken: its text raises OSError"),
+    (lambda x: _raise(ValueError("e" * 5000)), f"ValueError: {'e' * 2000} (test_judge_process.py:"),
+    (lambda x: _raise(SystemExit(3)), "the kernel ended the program with status 3"),
+    (lambda x, out: np.multiply(x, 2, out=out), ""), (lambda x, out: np.multiply(x, 2, out=out) is None or 0, ""),
+    (lambda x, out: np.multiply(x, 2, out=out) is None or (out,), ""),
+    (lambda x, out: x + x, "out: returned another array than the one that it was to write"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "said"), SAID, ids=[f"{i} {said[:40]}" for i, (_, said) in enumerate(SAID)])
+def test_what_a_call_makes_is_told(kernel: Callable[..., Any], said: str) -> None:
+    """By a message with the name of the result; ValueError alone refuses a case."""
+    given = request()
+    if "out" in inspect.signature(kernel).parameters:
+        given.keywords, given.positional, given.written = {"x": "x", "out": "out"}, [], {"out": "float32"}
+    runs = Here(kernel, None, arrays.get("numpy"))
+    if not said:
+        (result,) = runs.call(given).results
+        assert result.patterns is not None and result.patterns.view(np.float32).tolist() == [[2, 4]]
+        return
+    with pytest.raises(Failure) as failure:
+        runs.call(given)
+    assert str(failure.value).startswith(said)
+    assert getattr(failure.value, "refusal", None) == {"V": True, "U": False}.get(said[0])
 
 
 def fails(kernel: Callable[..., Any], op: str = "softmax", **options: Any) -> Report:

@@ -53,6 +53,13 @@ CASES: list[tuple[Law, Op, Op]] = [
         ),
     ]
 ]
+#: what one of two inputs, or both scaled alike, would not show
+for law, text, f, wrong in [
+    (laws.linear("x"), ONE, lambda x: -3 * x, np.abs), (laws.linear("a", "b"), TWO, lambda a, b: a - 2 * b, np.hypot),
+    (laws.linear("b"), TWO, lambda a, b: a * b, lambda a, b: a + b),
+    (laws.homogeneous("b"), TWO, lambda a, b: a * a * b, lambda a, b: a * b * b),
+]:  # fmt: skip
+    CASES.append((law, toy(text, f, law), toy(text, wrong, law)))
 CASES += [
     (
         laws.linear("x"),

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from tlspec.case import Case, as_tuple
 from tlspec.draw.cases import draw_case
 from tlspec.entries import composition_arguments
 from tlspec.expressions import evaluate
+from tlspec.formats import FORMATS
 from tlspec.registry import Op
-from tlspec.signature import Signature
+from tlspec.signature import Array, Signature
 
 pytestmark = pytest.mark.every_choice
 
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.every_choice
         ("a: list[2] -> out: list[2]", "is a name"), ("a: list[n], lengths[n] -> out: list[n]", "`lengths` is taken"),
         ("a: list[n] -> out: list[n], z[n]", "all lists or none"), ("a[n] -> out: list[n]", "need lists of inputs"),
         ("a[*], b: list[n] -> out[*]", "do not mix"),
+        ("x[n] < 3 -> out[n]", "indices alone"), ("x[n], i: i64[k] < n -> out[k]", "indices alone"),
     ],
 )  # fmt: skip
 def test_refused_signatures(text: str, message: str) -> None:
@@ -49,6 +52,44 @@ def test_a_signature() -> None:
     assert [o.dims for o in sig.outputs] == [("*drop(dims, axis)",), ("n // 2 + 1",)]
     assert not sig.elementwise and not sig.needs_context
     assert Signature.parse("s: u32[k] -> out[k]").needs_context
+
+
+#: an array of a signature -> its name, lengths, kind, whether it may be left out, and what its indices are below
+ARRAYS: dict[str, tuple[Any, ...]] = {
+    "x[rows, 64*k]": ("x", ("rows", "64*k"), "f32"), "s[]": ("s", (), "f32"), "m? [n,n]": ("m", ("n", "n"), "f32", True),
+    "w : bf16 [n]": ("w", ("n",), "bfloat16"), "w: f32[n]": ("w", ("n",), "float32"),
+    "A: f64[m, n]": ("A", ("m", "n"), "f64"), "i: index[k] < n": ("i", ("k",), "index", False, "n"),
+    "h: u32[m, k]<2 * n": ("h", ("m", "k"), "u32", False, "2 * n"), "l: list[n]": ("l", ("n",), "list"),
+    **{f"q: {kind}[f(m, n), *d]": ("q", ("f(m, n)", "*d"), kind) for kind in ("i8", "u8", "i16", "i32", "i64", "bool")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ARRAYS)
+def test_an_array_of_a_signature(text: str) -> None:
+    """Alone and between others; a kind of its own is a buffer's, and what lies on the host or in an index buffer is none."""
+    wanted = Array(*ARRAYS[text])
+    for before, after in product(("", "a[z], "), ("", ", b[p(z, z)]", "; c: float, d0: dims, e: u64 = 7")):
+        sig = Signature.parse(f"{before}{text}{after} -> out[n]")
+        found = sig.inputs[before != ""]
+        assert found == wanted and len(sig.inputs) == 1 + bool(before) + ("b[" in after)
+        known = {"buffers": not wanted.host and wanted.kind not in ("index", "list"), "indices": wanted.kind == "index"}
+        assert all((found in getattr(sig, n)) == holds for n, holds in {**known, "lists": wanted.listed}.items())
+        params = [(p.name, p.kind, p.default) for p in sig.params]
+        assert params[1:] == [("d0", "dims", None), ("e", "u64", "7")] * (";" in after)
+        own = FORMATS.get(wanted.kind, FORMATS["float8_e5m2"])
+        assert wanted.format(FORMATS["float8_e5m2"]) is own and wanted.host == (wanted.kind in ("u32", "f64"))
+
+
+def test_dimensions_have_the_order_in_which_they_appear() -> None:
+    """Names alone first, those of expressions behind them and in order; or the order that is given."""
+    text = "x[rows, 64*k + b], a?[*dims], w[n, f(z, rows)]; p: u32 -> out[p, n + m, late], x[rows, 64*k + b]"
+    sig = Signature.parse(text)
+    assert sig.dims == ("rows", "*dims", "n", "late", "b", "k", "z")
+    assert [(o.name, o.over, o.dims) for o in sig.outputs][1] == ("x_out", "x", ("rows", "64*k + b"))
+    assert sig.outputs[0] == Array("out", ("p", "n + m", "late")) and sig.sizes[1] == "dims"
+    assert Signature.parse(text, "z, k, b, late, n, *dims, rows").dims == sig.dims[::-1]
+    for order in ("z, k, b, late, n, dims, rows", "z, z, k, b, late, n, *dims, rows", ""):
+        assert_raises_regex(ValueError, "no permutation", Signature.parse, text, order)
 
 
 def test_lists() -> None:
@@ -74,6 +115,21 @@ def toy() -> Op:
 )
 def test_refused_vjps(text: str, message: str) -> None:
     assert_raises_regex(ValueError, message, toy().vjp, text)
+
+
+def test_rows_in_reproducible_contexts() -> None:
+    """Have other bounds and the same bits where these differ in fast ones and do not in reproducible ones."""
+    for row in registry.ops():
+        other = row.in_math("reproducible")
+        changed = row.contract.reproducible and not row.contract.same_bits
+        assert row.in_math("fast") is row and (other is not row) == changed
+        assert other.contract.same_bits == row.contract.same_bits or changed
+        if changed:
+            assert other.contract == dataclasses.replace(row.contract, same_bits=True) and other.name == row.name
+            for which in ("forward", "vjp") if row.vjp_rule else ("forward",):
+                bound, chain = row.bound_of(which), other.bound_of(which)
+                assert chain.kind == "chain" if bound.height else chain is (bound.chain or bound)
+    assert sum(row.in_math("reproducible") is not row for row in registry.ops()) > 5
 
 
 def test_vjp_suffixes_must_match() -> None:

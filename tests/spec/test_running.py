@@ -268,19 +268,55 @@ ELEMENTWISE = [f for n in sorted(UFUNCS) if isinstance(f := getattr(np, n, None)
                and f.signature is None and f.nout == 1 and "d" * f.nin + "->d" in f.types]  # fmt: skip
 
 
+#: what has poles or jumps, next to which an error is unknown or as large as those
+POLES = {"divide", "true_divide", "reciprocal", "power", "float_power", "tan", "arctan2"}
+#: what IEEE 754 rounds once, and what returns an operand or a whole number
+ROUNDED = {"add", "subtract", "multiply", "divide", "true_divide", "square", "reciprocal", "sqrt"}
+UNROUNDED = {"negative", "positive", "absolute", "fabs", "conjugate", "maximum", "minimum", "fmax", "fmin", "sign", "copysign",
+             "floor", "ceil", "rint", "trunc"}  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("function", ELEMENTWISE, ids=lambda f: f.__name__)
 def test_results_of_numbers_within_their_errors_are_within_the_errors(function: np.ufunc) -> None:
-    """The errors reach across 0 and across the ends of the domain. Where a NaN may be a number nothing is said."""
-    some = [-100, -2, -1, -0.75, -1e-3, -0.0, 0, 1e-3, 0.75, 1, 2, 100]
+    """The errors reach across 0 and across the ends of the domain. Where a NaN may be a number nothing is said. They are at most
+    three times what the numbers change, and the function's roundings; nothing of exact results of exact operands."""
+    some = f32([-100, -2, -1, -0.75, -1e-3, -0.0, 0, 1e-3, 0.75, 1, 2, 100]).astype(float)
     numbers = np.array(list(product(some, [0, 1e-9, 1e-3, 0.3, 1.5])))
     pairs = [numbers[i.ravel()].T for i in np.indices((len(numbers),) * function.nin)]
-    made = function(*(ErrorArray(v, e) for v, e in pairs))
+    made, most = function(*(ErrorArray(v, e) for v, e in pairs)), 0.0
     allowed = made.error + 2.0**-40 * (1 + np.abs(made.value))  # of float64's own roundings
     for steps in product(np.linspace(-1, 1, 9), repeat=function.nin):
         got = function(*(np.where(e == 0, v, v + s * e) for (v, e), s in zip(pairs, steps, strict=True)))
-        right = (np.abs(got - made.value) <= allowed) | (got == made.value) | np.isnan(got) | np.isinf(made.error)
+        change = np.abs(got - made.value)
+        right = (change <= allowed) | (got == made.value) | np.isnan(got) | np.isinf(made.error)
         assert right.all(), (function, [p[0][~right] for p in pairs], steps)
+        most = np.maximum(most, np.where(np.isnan(change), np.inf, change))
+    finite, exact = np.isfinite(made.value), np.all([e == 0 for _, e in pairs], axis=0)
+    open_ = np.any([np.abs(v) <= e for v, e in pairs], axis=0) & np.isinf(made.error) | (
+        function in (np.arctan2, np.tan)
+    )
+    near = open_ & ~exact & (function.__name__ in POLES)
+    assert np.all((made.error <= 3 * most + 4 * U * (np.abs(made.value) + most) + 2.0**-149) | ~finite | near)
+    if function.__name__ in ROUNDED:
+        value, error = made.value[exact & finite], made.error[exact & finite]
+        held = (value == f32(value)) & (function is not np.sqrt or value == np.rint(value))
+        assert held.sum() > 3 and not error[held].any() and np.all(error <= U * np.abs(value) + 2.0**-149)
+    assert function.__name__ not in UNROUNDED or not made.error[exact].any()
+
+
+def test_what_no_rounding_follows_has_the_errors_that_it_brings() -> None:
+    """Products and quotients with powers of two, sums with 0, and choices; what is rounded has a rounding more."""
+    x = generator("brought").standard_normal((4, 30), np.float32).astype(float)
+    e = np.abs(generator("errors").standard_normal(x.shape)) * 10.0 ** np.arange(-12, 3, 0.5)
+    a, c = ErrorArray(x, e), np.float64(2.0 ** np.array([[-3], [0], [1], [7]])) * [[1], [-1], [1], [-1]]
+    for b in (a * c, c * a, a / (1 / c), a * ErrorArray(c)):
+        assert np.array_equal(b.value, x * c) and np.array_equal(b.error, e * np.abs(c))
+    for b in (a + 0.0, 0.0 + a, a - ErrorArray(0.0), -a, +a, abs(a), np.where(x > 0, a, -a)):
+        assert np.array_equal(b.error, e) and np.array_equal(np.abs(b.value), np.abs(x))
+    assert np.array_equal(np.where(x > 0, a, ErrorArray(x, 9 * e)).error, np.where(x > 0, e, 9 * e))
+    for b, factor in ((a + 1.0, 1.0), (a * 3.0, 3.0), (3.0 * a, 3.0), (a / 3.0, 1 / 3.0), (a - 1.0, 1.0)):
+        assert np.allclose(b.error, e * factor + U * (np.abs(b.value) + e * factor), rtol=1e-9, atol=2.0**-150)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -339,6 +375,44 @@ def test_the_model_decides_how_large_errors_are() -> None:
     assert np.any(
         np.abs(rounded.astype(float) @ rounded.T.astype(float) - product.value) > (tracked(x) @ tracked(x).T).error
     )
+
+
+def assigned(x: ErrorArray, constant: Any) -> ErrorArray:
+    made = np.zeros(x.shape, like=x)
+    made[1:] = constant
+    return made
+
+
+#: what chooses a constant, or moves it beside numbers with errors
+CHOOSING: dict[str, Callable[[Any, Any], Any]] = {
+    "where": lambda x, c: np.where(x > 0, x, c), "the other way": lambda x, c: np.where(x <= 0, np.full(x.shape, c), x),
+    "maximum": lambda x, c: np.maximum(x * 0, c), "clip": lambda x, c: np.clip(x - 5, c, 9), "assigned": assigned,
+    "full_like": np.full_like, "full": lambda x, c: np.full(3, c, like=x), "array": lambda x, c: np.array([1.0, c], like=x),
+    "joined": lambda x, c: np.concatenate([x[:1], np.array([c, c])]), "append": np.append,
+    "stack": lambda x, c: np.stack([x, np.full(3, c)])[1], "pad": lambda x, c: np.pad(x, (0, 1), constant_values=c),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+def test_a_constant_is_rounded_where_it_is_chosen(name: str) -> None:
+    """As a kernel has it, which computes with it; one that float32 holds has no error."""
+    x = tracked(f32([1.0, -1.0, 0.0]))
+    for constant, factor in product([0.15, 0.1, 1 / 3, 1e-3, 0.5, 3.0, 7, True], (1, 25, 41)):
+        made = (CHOOSING[name](x, constant) * factor)[-1]
+        assert abs(f32(constant) * f32(factor) - made.value) <= made.error <= 2.1 * U * constant * factor
+        assert made.value == constant * factor and (made.error == 0) == (float(f32(constant)) == constant)
+
+
+def test_a_comparison_with_a_rounded_constant_is_open_next_to_it() -> None:
+    """Where a kernel that rounds it finds the other answer."""
+    for c, compare in product([0.15, 0.1, 1 / 3, 0.5, -3.0], [np.less, np.less_equal, np.greater, np.greater_equal]):
+        near = f32(c) + spacing(c) * np.arange(-2, 3)
+        for made in (compare(tracked(near), c), compare(tracked(near), np.full(5, c))):
+            wanted = [compare(y, f32(c)) for y in f32(near)]
+            unsure = made.error.tolist() if isinstance(made, ErrorArray) else [False] * 5
+            assert unsure[2] == (float(f32(c)) != c) and sum(unsure) <= 2 * unsure[2], c
+            found = made.value if isinstance(made, ErrorArray) else made
+            assert all(u or v == w for u, v, w in zip(unsure, found, wanted, strict=True))
 
 
 def test_what_rounding_decides_is_covered_or_refused() -> None:
@@ -578,3 +652,54 @@ def test_equal_terms_round_alike() -> None:
     """The more terms are equal, the nearer the bound of a sum is to that of one sign."""
     bounds = [Model(alike=share).sum_error(10_001) / 2.0**-24 for share in (0.0, 1e-3, 0.1, 1.0)]
     assert bounds[0] == 750 and bounds[0] < bounds[1] < bounds[2] == bounds[3] == 10_000
+
+
+@pytest.mark.parametrize(
+    ("model", "terms", "by_hand"),
+    [
+        (Model(), 0, 0), (Model(), 1, 0), (Model(), 5, 4), (Model(), 57, 56), (Model(), 101, 75),
+        (Model(to_nearest=False), 101, 200),
+        (Model(height=lambda n: 3), 101, 3), (Model(precision=53), 101, 75), (Model(sum_precision=14), 5, 4 * 2**10),
+        (Model(alike=1.0), 101, 100), (Model(alike=1e-2), 10_001, 7500), (Model(chunk=16, sum_precision=14), 101, 15 * 2**10 + 6),
+        (Model(chunk=16), 16, 15), (Model(chunk=16), 17, 15 + 1),
+        (Model(chunk=16, to_nearest=False, precision=25), 33, 30 + 2 / 2),
+    ],
+)  # fmt: skip
+def test_errors_of_sums_by_hand(model: Model, terms: int, by_hand: float) -> None:
+    """In roundings of float32: the smaller of the height and what is likely, of each chunk and of the chunks' sums."""
+    assert np.isclose(model.sum_error(terms) / U, by_hand, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("model", [Model(), Model(height=tree_height), Model(sum_precision=53), Model(chunk=8, sum_precision=14),
+                                   Model(operands=formats.get("bf16"), exact=False)],
+                         ids=["pairs", "tree", "float64", "chunks", "bf16"])  # fmt: skip
+def test_sums_and_products_have_the_errors_of_their_terms(model: Model) -> None:
+    """What the terms bring, and the additions of those that are not certainly 0; products are a rounding more, and are added."""
+    x, y = (generator("terms", k).standard_normal((6, 90), np.float32).astype(float) for k in range(2))
+    x[:, ::3] = 0
+    for moved in (0.0, 1e-4):
+        a, b = ErrorArray(x, moved * np.abs(y), model), ErrorArray(y, 0.0, model)
+        size, wide = np.abs(x) + a.error, model.sum_precision > model.precision
+        few = 90 if moved else 60
+
+        def demand(made: ErrorArray, terms: Any, size: Any, brought: Any) -> None:
+            shares = np.vectorize(model.sum_error, otypes=[float])(terms)
+            error = brought + shares * size
+            kept = error + (model.unit * (np.abs(made.value) + error) + model.tiny) * (wide & (error > 0))  # noqa: B023
+            assert np.allclose(made.error, kept, rtol=1e-6, atol=1e-40)
+
+        demand(a.sum(axis=1), few, size.sum(axis=1), a.error.sum(axis=1))
+        demand(a.sum(axis=(0, 1), keepdims=True), 6 * few, size.sum(keepdims=True), a.error.sum(keepdims=True))
+        if not wide:  # sums are kept as they are, and their sum is one of all terms
+            demand(a.sum(axis=0).sum(), 6 * 90, size.sum(), a.error.sum())
+        demand(np.cumsum(a, axis=1), np.arange(1, 91), size.cumsum(axis=1), a.error.cumsum(axis=1))
+        demand(np.cumsum(a, axis=0), np.arange(1, 7)[:, None], size.cumsum(axis=0), a.error.cumsum(axis=0))
+        spaced = [
+            model.operands.spacing(np.abs(v) + d) / 2 if model.operands else 0.0 for v, d in ((x, a.error), (y, 0))
+        ]
+        half = spaced[0] * ((x != 0) | (a.error > 0)), spaced[1]
+        big = (size + half[0]) @ (np.abs(y) + half[1]).T
+        for made in (a @ b.T, np.dot(a, b.T), np.einsum("ik,jk->ij", a, b), np.tensordot(a, b, ((1,), (1,)))):
+            demand(made, 91, big, big - np.abs(x) @ np.abs(y).T)
+    scaled = ErrorArray(2.0**10 * np.rint(x * 8), 0.0, model)
+    assert scaled.sum(axis=1).error.any() == (not model.exact or model.sum_precision < 14)

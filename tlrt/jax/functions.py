@@ -161,9 +161,8 @@ def function(name: str) -> Callable[..., Any]:
             raise TypeError(f"tlrt.jax.{name} takes ({', '.join(order)}): got {wrong[0]} once too often")
         given = {**_foreign.defaults(row.signature), **given, **further}
         arrays = {n: _as_array(row, n, kinds[n], given[n]) for n in tensors if given.get(n) is not None}
-        required = [
-            n for n in order if n not in given and not any(a.name == n and a.optional for a in row.signature.inputs)
-        ]
+        absent = [n for n in order if n not in (arrays if n in tensors else given)]
+        required = [n for n in absent if not any(a.name == n and a.optional for a in row.signature.inputs)]
         if required:
             raise TypeError(f"tlrt.jax.{name} takes ({', '.join(order)}): {', '.join(required)} missing")
         chosen = json.dumps({n: readers[n](f"tlrt.jax.{name}", n, given[n]) for n in others})

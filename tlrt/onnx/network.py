@@ -219,7 +219,7 @@ def max_pool(
     run: Run, x: Tensor, *, kernel_shape: Any, strides: Any = None, pads: Any = None, dilations: Any = None,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, storage_order: int = 0,
 ) -> Any:  # fmt: skip
-    """With the places of the first largest elements in the flattened x, or in x with its last two axes swapped."""
+    """With the places of the first largest elements in the flattened x, or in x with its spatial axes reversed."""
     if run.results == 1:
         return _pool(run, x, "max", kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
     rank, sizes = x.ndim - 2, x.shape[2:]
@@ -232,10 +232,8 @@ def max_pool(
     # where all are -inf, padding is no element: the first that is one
     first = np.take_along_axis(places, (places >= 0).argmax(-1)[..., None], -1)[..., 0]
     chosen = np.where(chosen < 0, first, chosen)
-    if storage_order and rank > 1:
-        *outer, n, m = sizes
-        order = np.arange(math.prod(sizes)).reshape(*outer, m, n).swapaxes(-1, -2)
-        chosen = order.reshape(-1)[chosen]
+    if storage_order:
+        chosen = np.arange(math.prod(sizes)).reshape(sizes[::-1]).T.reshape(-1)[chosen]
     start = np.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *[1] * rank) * math.prod(sizes)
     return windows.take_along(best[..., None], axis=-1).reshape(best.shape), chosen + start
 

@@ -38,6 +38,9 @@ def subject_of(op: str | Op | None, reference: Callable[..., Any] | None, inputs
     signature = Signature.parse(text)
     # arrays of a reference are all in memory that the judge makes: float64 is a format here
     own = tuple(replace(a, kind="float64") if a.kind == "f64" else a for a in signature.inputs)
+    rows = next((a.dims[0] for a in signature.buffers if a.dims and not a.elementwise), "*")
+    if not rows.startswith("*"):
+        own = tuple(replace(a, below=a.below or rows) if a.kind in ("u32", "index") else a for a in own)
     name = op if isinstance(op, str) else getattr(reference, "__name__", "reference").strip("<>")
     return Op(
         name=name, family="user", text=text, signature=replace(signature, inputs=own), reference=reference, bound=tree(lambda: 1),

@@ -5,7 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.running.array import FUNCTIONS, UFUNCS, ErrorArray, as_sum, error_of, model_of, operand, reach, value_of
+from tlspec.running.array import (
+    FUNCTIONS,
+    UFUNCS,
+    ErrorArray,
+    as_sum,
+    chosen_error,
+    error_of,
+    model_of,
+    operand,
+    reach,
+    value_of,
+)
 from tlspec.running.model import Model, power_of_two
 from tlspec.running.rounding import is_sum, lost, result, rounded, total
 
@@ -119,7 +130,7 @@ def compared(compare: Any) -> Callable[..., Any]:
     """True or false, and where rounding may decide; a plain array where it nowhere does."""
 
     def rule(m: Model, a: Any, b: Any) -> Any:
-        x, y, dx, dy = value_of(a), value_of(b), error_of(a), error_of(b)
+        x, y, dx, dy = value_of(a), value_of(b), chosen_error(m, a), chosen_error(m, b)
         value = compare(x, y)
         if not (np.any(dx) or np.any(dy)):
             return value
@@ -149,7 +160,7 @@ def predicate(f: Any) -> Callable[..., Any]:
 
 def where(condition: Any, a: Any, b: Any) -> Any:
     m = model_of(condition, a, b)
-    x, y, dx, dy = value_of(a), value_of(b), error_of(a), error_of(b)
+    x, y, dx, dy = value_of(a), value_of(b), chosen_error(m, a), chosen_error(m, b)
     c = value_of(condition)
     value, error = np.where(c, x, y), np.where(c, dx, dy)
     if isinstance(condition, ErrorArray):

@@ -152,7 +152,7 @@ class ErrorArray(NDArrayOperatorsMixin):
         if not self.value.flags.writeable:
             self.value = self.value.copy()
         index = certain(index)
-        self.value[index], self.error[index] = value_of(x), error_of(x)
+        self.value[index], self.error[index] = value_of(x), chosen_error(self.model, x)
         if self.sum_of is not None:
             part = as_sum(self.model, x)
             size, brought = np.array(self.sum_of.size), np.array(self.sum_of.brought)
@@ -256,7 +256,7 @@ class ErrorArray(NDArrayOperatorsMixin):
                 return known
             made = function(*args, **kwargs)
             empty = Sum(0, np.zeros(made.shape), np.zeros(made.shape), np.inf) if name in ("zeros", "empty") else None
-            return ErrorArray(made, 0.0, self.model, empty)
+            return ErrorArray(made, operand(self.model, made)[1] if empty is None else 0.0, self.model, empty)
         with np.errstate(all="ignore"):
             rule = FUNCTIONS.get(name)
             if rule is None:
@@ -282,6 +282,11 @@ def operand(m: Model, x: Any) -> tuple[Any, Any]:
     if x.value.dtype.kind == "f" and reach(x.value) + reach(x.error) < m.overflow:
         return x.value, x.error
     return overflowed(m, x.value, x.error, (np.abs(x.value) + x.error >= m.overflow) & np.isfinite(x.value))
+
+
+def chosen_error(m: Model, x: Any) -> Any:
+    """The error of what is chosen or moved: an array's own, and that of a constant's rounding."""
+    return x.error if isinstance(x, ErrorArray) else operand(m, x)[1]
 
 
 def overflowed(m: Model, value: Any, error: Any, beyond: Any) -> tuple[Any, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.running.array import FUNCTIONS, ErrorArray, certain, error_of, model_of, operand, value_of
+from tlspec.running.array import FUNCTIONS, ErrorArray, certain, chosen_error, model_of, operand, value_of
 
 #: functions of one array that move its elements and compute nothing
 MOVING = (
@@ -18,11 +18,13 @@ JOINING = ("concatenate", "stack", "vstack", "hstack", "dstack", "column_stack",
 
 
 def moving(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function on the values and on the errors; the numbers that np.pad fills in are exact."""
+    """The function on the values and on the errors; the numbers that np.pad fills in are rounded constants."""
     fills = function in (np.pad, np.resize)
 
     def rule(x: ErrorArray, *args: Any, **kwargs: Any) -> Any:
-        args, plain = certain(args), {k: v for k, v in kwargs.items() if k != "constant_values"}
+        args, plain = certain(args), dict(kwargs)
+        if "constant_values" in kwargs:
+            plain["constant_values"] = chosen_error(x.model, kwargs["constant_values"])
         value, error = function(x.value, *args, **kwargs), function(x.error, *args, **plain)
         if isinstance(value, (list, tuple)):
             return [ErrorArray(v, e, x.model) for v, e in zip(value, error, strict=True)]
@@ -37,8 +39,11 @@ def joining(function: Callable[..., Any]) -> Callable[..., Any]:
         return [nested(y, of) for y in x] if isinstance(x, (list, tuple)) else of(x)
 
     def rule(arrays: Any, *args: Any, **kwargs: Any) -> Any:
-        value, error = (function(nested(arrays, of), *args, **kwargs) for of in (value_of, error_of))
-        return ErrorArray(value, error, model_of(arrays))
+        m = model_of(arrays)
+        value, error = (
+            function(nested(arrays, of), *args, **kwargs) for of in (value_of, lambda x: chosen_error(m, x))
+        )
+        return ErrorArray(value, error, m)
 
     return rule
 

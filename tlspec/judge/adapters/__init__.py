@@ -15,6 +15,7 @@ tolerance of each element is derived from the operators that it calls (:mod:`tls
 """
 
 import importlib
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,15 @@ def task_of(
         else "kernelbench"
     )
     made = FORMATS[name](path.resolve(), other.resolve(), constants or {}, device, dtype)
-    words = "".join(f" --set {k}={v}" for k, v in (constants or {}).items())
-    words += f" --dtype {dtype}" if dtype else ""
-    made.repeat = f"python -m tlspec task {task} --with {submission}{words}"
+    words = [w for k, v in (constants or {}).items() for w in ("--set", f"{k}={v}")]
+    said = {"format": format, "device": device, "dtype": dtype}
+    made.repeat = _line(["python", "-m", "tlspec", "task", task, "--with", submission, *words], said)
     return made
+
+
+def _line(words: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """A command of words, and of those options that are given."""
+    return shlex.join([*map(str, words), *(w for k, v in options.items() if v for w in (f"--{k}", str(v)))])
 
 
 def check_task(
@@ -133,6 +139,7 @@ def check_task(
         For files that are not of the format, inputs that are too large, a reference that fails.
     """
     made = task_of(task, submission, format=format, constants=constants, device=device, dtype=dtype)
+    made.repeat = _line(shlex.split(made.repeat), words)
     limits: dict[str, Any] = {"isolate": isolate, "timeout": timeout, "memory": memory}
     return judged(made, data=data, cases=cases, case=case, progress=progress, **limits, **words)
 
