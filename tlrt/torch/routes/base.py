@@ -253,13 +253,14 @@ def _full_name(operator: Any) -> str:
 
 
 def _twins(operator: Any) -> Iterator[Any]:
-    """The operators that write what this one makes: in place, and into an argument `out`."""
+    """The operators that write what this one makes: in place, and into an argument `out`. Those that PyTorch generates ask it."""
     name = operator._schema.name.rpartition("::")[2]
     taken = [(str(a.type), a.name) for a in operator._schema.arguments]
     for packet in (getattr(aten, name, None), getattr(aten, f"{name}_", None)):
         for overload in () if packet is None else packet.overloads():
             twin = getattr(packet, overload)
             writes = any(a.alias_info is not None and a.alias_info.is_write for a in twin._schema.arguments)
+            writes = writes and torch.Tag.generated not in twin.tags
             if writes and [(str(a.type), a.name) for a in twin._schema.arguments if not a.is_out] == taken:
                 yield twin
 
