@@ -29,6 +29,10 @@ class Drawn:
     opset: int = 18
 
 
+#: how an operator with windows may pad by itself
+AUTO_PADS = ("SAME_UPPER", "SAME_LOWER", "VALID")
+
+
 class Draw:
     """Random choices, by name."""
 
@@ -218,7 +222,8 @@ def _moving(d: Draw, op: str) -> Drawn:
                           d.maybe(upper=d.flag())),
         "Identity": lambda: ([x], {}), "Size": lambda: ([x], {}),
         "Shape": lambda: ([x], d.maybe(start=d.axis(rank), end=d.axis(rank))),
-        "Split": lambda: ([x], {"axis": axis, "num_outputs": d.pick([k for k in range(1, n + 1) if -(-n // k) * (k - 1) < n])}),
+        "Split": lambda: ([x, np.array([1, n - 1])], {"axis": axis}) if n > 1 and d.flag() else (
+            [x], {"axis": axis, "num_outputs": d.pick([k for k in range(1, n + 1) if -(-n // k) * (k - 1) < n])}),
         "Where": lambda: ([d.bools(*shape), x, x[::-1].copy()], {}),
         "ReverseSequence": lambda: ([d.any(4, 3, 2), d.rng.integers(1, 5, 3)], {"time_axis": 0, "batch_axis": 1}) if d.flag()
         else ([d.any(3, 4, 2), d.rng.integers(1, 5, 3)], {"time_axis": 1, "batch_axis": 0}),
@@ -259,12 +264,13 @@ def _scatter(d: Draw, op: str) -> Drawn:
     x, updates = draw(*shape), draw(*shape)
     attributes = d.maybe(reduction=d.pick(("add", "mul", "max", "min")))
     if op == "ScatterElements":
-        axis, fewer = d.axis(len(shape)), tuple(slice(int(d.rng.integers(n + 1))) for n in shape)
+        axis, fewer = d.axis(len(shape)), tuple(slice(int(d.rng.integers(n // 2, n + 1))) for n in shape)
         n = shape[axis]
         index = np.argsort(d.rng.random(shape), axis) if "reduction" not in attributes else d.rng.integers(0, n, shape)
         return Drawn(op, [x, (index - d.pick((0, n)))[fewer], updates[fewer]], {"axis": axis} | attributes)
     depth = int(d.rng.integers(1, len(shape) + 1))
-    chosen = d.rng.permutation(math.prod(shape[:depth]))[: d.pick((0, 3, 9, 9))]
+    n = math.prod(shape[:depth])
+    chosen = (d.rng.integers(0, n, 9) if attributes else d.rng.permutation(n))[: d.pick((0, 3, 9, 9))]
     index = np.stack(np.unravel_index(chosen, shape[:depth]), -1) - d.pick((0, np.array(shape[:depth])))
     return Drawn(op, [x, index, draw(len(chosen), *shape[depth:])], attributes)
 
@@ -282,7 +288,7 @@ def _sequence(d: Draw, op: str) -> Drawn:
         return Drawn(op, [d.rng.integers(-7, 8, shape), np.asarray(5), values], d.maybe(axis=axis))
     if op == "CumSum":
         x = x if d.flag() else d.ints(*shape, kind=d.pick(INTS[:2]))
-        return Drawn(op, [x, np.asarray(axis, d.pick(INTS[:2]))], d.maybe(exclusive=d.flag(), reverse=d.flag()))
+        return Drawn(op, [x, np.asarray(axis, d.pick(INTS[:2]))], d.maybe(exclusive=1, reverse=1))
     if op == "TopK":
         x = x.round() if d.flag() else d.extremes(*shape)
         k = int(d.rng.integers(0, shape[axis] + 1))
@@ -297,7 +303,7 @@ def _sequence(d: Draw, op: str) -> Drawn:
         return Drawn(op, [d.ints(*shape, high=99) % 99, d.any(2)], opset=15)
     if op == "CumProd":
         x = x if d.flag() else d.ints(*shape, kind=d.pick(INTS[:2]))
-        return Drawn(op, [x, np.asarray(axis)], d.maybe(exclusive=d.flag(), reverse=d.flag()), opset=26)
+        return Drawn(op, [x, np.asarray(axis)], d.maybe(exclusive=1, reverse=1), opset=26)
     if op == "Dropout":
         return Drawn(op, [x, np.asarray(0.5, np.float32)], {}, 2)
     draw = d.floats if d.flag() else d.ints
@@ -338,7 +344,7 @@ def _affine_grid(d: Draw, op: str) -> Drawn:
 def _window(d: Draw, op: str) -> Drawn:
     """Convolutions and pools."""
     rank = d.pick((1, 2, 3))
-    x = d.floats(2, 4, *(int(n) for n in d.rng.integers(*((5, 9) if rank < 3 else (4, 6)), rank)))
+    x = d.floats(2, 4, *(int(n) for n in d.rng.integers(*((5, 9) if rank < 3 else (5, 7)), rank)))
     if op.startswith("Global"):
         return Drawn(op, [x], d.maybe(p=d.pick((1, 2))) if op == "GlobalLpPool" else {})
     if op == "LRN":
@@ -348,8 +354,9 @@ def _window(d: Draw, op: str) -> Drawn:
     if op in ("Conv", "ConvTranspose"):
         group = d.pick((1, 2))
         attributes |= {"group": group} | d.maybe(dilations=[d.pick((1, 2)) for _ in kernel])
-        attributes |= d.maybe(pads=[d.pick((0, 1, 2)) for _ in kernel * 2])
+        attributes |= d.pick(({}, {"pads": [d.pick((0, 1, 2)) for _ in kernel * 2]}, {"auto_pad": d.pick(AUTO_PADS)}))
         if op == "ConvTranspose":
+            attributes.pop("auto_pad", None)
             strides, dilations = [d.pick((1, 2, 3)) for _ in kernel], attributes.get("dilations", [1] * rank)
             attributes["strides"] = strides
             if d.rng.random() < 0.7:
@@ -360,8 +367,8 @@ def _window(d: Draw, op: str) -> Drawn:
                 kernel = [max(k, s) for k, s in zip(kernel, strides)]
         w = d.floats(*((4, 4 // group) if op == "Conv" else (4, 3)), *kernel)
         extra = [d.floats(4 if op == "Conv" else 3 * group)] if d.flag() else []
-        return Drawn(op, [x, w, *extra], attributes, opset=d.opset)
-    attributes |= {"kernel_shape": kernel} | d.pick(({}, {"auto_pad": d.pick(("SAME_UPPER", "SAME_LOWER", "VALID"))}, {
+        return Drawn(op, [x, w, *extra], attributes | d.maybe(kernel_shape=kernel), opset=d.opset)
+    attributes |= {"kernel_shape": kernel} | d.pick(({}, {"auto_pad": d.pick(AUTO_PADS)}, {
         "pads": [d.pick(range(min(2, k))) for k in kernel * 2]}))  # fmt: skip
     attributes |= d.maybe(count_include_pad=d.flag()) if op == "AveragePool" else {}
     attributes |= d.maybe(p=d.pick((1, 2, 3))) if op == "LpPool" else {}
@@ -409,10 +416,17 @@ def _attention(d: Draw, op: str) -> Drawn:
     shape = d.pick(((3, keys), (4, 3, keys), (2, 1, 3, keys)))
     mask = d.pick((None, d.bools(*shape) | (np.arange(keys) == 0), d.floats(*shape)))
     attributes = d.maybe(scale=d.pick((0.0, 0.5)), softcap=2.0, is_causal=1)
+    if mask is None:
+        attributes |= d.maybe(left_window_size=d.pick((0, 1, 2)), right_window_size=d.pick((0, 1, 2)))
+    more: list[Any] = []
+    if mask is None:
+        before = d.flag()  # what was kept of earlier keys, or how many keys each sample has
+        more = [d.floats(2, heads, 2, 4) / 30 for _ in "kv"] if before else [None, None, np.array([keys, keys - 1])]
+        more = more if d.flag() else []
     if d.flag():  # heads side by side in rows
         q, k, v = (t.transpose(0, 2, 1, 3).reshape(2, t.shape[2], -1) for t in (q, k, v))
         attributes |= {"q_num_heads": 4, "kv_num_heads": heads}
-    return Drawn(op, [q, k, v, mask], attributes, opset=24)
+    return Drawn(op, [q, k, v, mask, *more], attributes, opset=25)
 
 
 def _loss(d: Draw, op: str) -> Drawn:

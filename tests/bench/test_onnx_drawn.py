@@ -14,8 +14,9 @@ from tlrt.onnx.graph import HOST, OPERATORS
 #: operators with graphs within, or with one result whatever their operands; other tests have them
 APART = {"If", "Loop", "Scan", "Constant", "SwiGLU", "CausalConvWithState"}
 #: operators with more combinations of attributes and operands than others, and how many nodes they have
-MANY = {"Resize": 40} | dict.fromkeys(
-    ("ArgMax", "ArgMin", "BitShift", "Gemm", "GatherND", "MaxPool", "NonMaxSuppression", "Pad", "ReduceMax", "ScatterElements",
+MANY = dict.fromkeys(("CumProd", "CumSum", "Resize"), 40) | dict.fromkeys(
+    ("ArgMax", "ArgMin", "Attention", "BitShift", "Conv", "Gemm", "GatherND", "MaxPool",
+     "NonMaxSuppression", "Pad", "ReduceMax", "ScatterElements",
      "ScatterND", "Shrink", "Slice", "Unique"), 20)  # fmt: skip
 needs_onnx = pytest.mark.skipif(find_spec("onnx") is None, reason="needs onnx")
 

@@ -117,6 +117,21 @@ def test_one_number_that_is_not_finite(runtime: Runtime, entry: tuple[Op, str]) 
             )
 
 
+@pytest.mark.only(where=lambda row: convolves(row) and "groups" in row.signature.dims)
+@pytest.mark.parametrize("image", [[5, 5], [9, 40]], ids=str)
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_a_channel_of_its_own_with_one_weight_that_is_not_finite(
+    runtime: Runtime, row: Op, number: float, image: list[int]
+) -> None:
+    """Each of the kernel's weights in turn."""
+    values = values_of(row, sizes(2, (1, 1), image, [3, 3], [1, 1], [1, 1]), 40)
+    case = build_case(row, values, {}, generator("one"))
+    for i in range(9):
+        w = np.array(case.inputs["w"])
+        w.reshape(40, 9)[i, i] = number
+        demand_bounds(replace(case, inputs={**case.inputs, "w": w}), runtime, f"{row.name} {number} {i}")
+
+
 @pytest.mark.only(where=convolves)
 def test_an_image_does_not_see_its_batch(runtime: Runtime, row: Op) -> None:
     values = values_of(row, sizes(5, (33, 17), [13, 9], [3, 3], [2, 2], [1, 1]))

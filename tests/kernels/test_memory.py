@@ -81,3 +81,28 @@ def test_a_sum_over_nothing_takes_no_scratch(dev: tlrt.Device) -> None:
     kernels.reduce_from_broadcast(x, [2], [2**24, 2, 0], [0, 1, 0], out=out)
     dev.cap(0)
     assert out.numpy().tobytes() == bytes(8)
+
+
+@pytest.mark.operations("sinusoidal")
+def test_what_a_kernel_keeps_is_collected(dev: tlrt.Device) -> None:
+    """Of several lengths, collected or not between them; a cap then counts what there is."""
+    arrays = {n: dev.zeros(n * 64) for n in (16, 1024)}
+    before = dev.memory()
+    for collected in (True, False, True, True):
+        for n in (1024, 16, 16, 1024):
+            kernels.sinusoidal(arrays[n], 1, n, 64).release()
+            taken = [dev.zeros(1024 * 64) for _ in range(3)]
+            assert dev.memory().cached_bytes < 1 << 24
+            for buffer in taken:
+                buffer.release()
+            if collected:
+                dev.collect()
+                after = dev.memory()
+                assert (after.live_bytes, after.live_buffers, after.cached_bytes) == (
+                    before.live_bytes,
+                    before.live_buffers,
+                    0,
+                )
+    dev.cap(before.live_bytes + (1 << 20))
+    dev.zeros(1 << 17).release()
+    dev.cap(0)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tlrt
 from tests.kernels.test_conv import demand_bounds
 from tests.kernels.test_errors import has_kernel
 from tlrt import errors, kernels
@@ -163,3 +164,13 @@ def test_geometry_at_the_limits(runtime: Runtime, name: str, which: str) -> None
         with pytest.raises(errors.TorchleanError, match=rf"^{row.entry(which)}: {failed.name}: (got .*)?expected"):
             runtime.call(row.entry(which), x, values)
     assert 0 < refused < len(LIMITS[name])
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(1, 1), (3, 1), (1, 2), (2, 3)])
+def test_two_axes_of_any_lengths_exchange(dev: tlrt.Device, outer: int, inner: int) -> None:
+    """Lengths around those at which kernels cut their work."""
+    with tlrt.Session(dev) as s:
+        for cols, rows in itertools.product((1, 7, 64, 1024, 2049), (*range(1, 36), 63, 64, 65, 127, 129, 257, 1025)):
+            if (n := outer * rows * cols * inner) <= 1 << 19:
+                x = np.arange(n, dtype=np.float32).reshape(outer, rows, cols, inner)
+                assert np.array_equal(s.const(x).permute((0, 2, 1, 3)).numpy(), x.transpose(0, 2, 1, 3)), (rows, cols)

@@ -195,14 +195,16 @@ def test_initial_weights_follow_the_seed_and_the_order(s):
     [
         (lambda s: nn.Linear(s, 50, 40, name="l"), (40, 50), 50),
         (lambda s: nn.Conv(s, 6, 40, 3, name="l"), (40, 6, 3, 3), 54),
-        (lambda s: nn.ConvTranspose(s, 40, 6, 3, name="l"), (40, 6, 3, 3), 54),
+        (lambda s: nn.Conv(s, 12, 80, 3, name="l", groups=2), (80, 6, 3, 3), 54),
+        (lambda s: nn.ConvTranspose(s, 40, 60, 3, name="l"), (40, 60, 3, 3), 540),
+        (lambda s: nn.ConvTranspose(s, 40, 60, 3, name="l", groups=2), (40, 30, 3, 3), 270),
     ],
 )
 def test_weights_start_as_in_pytorch(s, make, weight, fan):
     """Uniform within ±1/√fan_in: the bounds hold, and 2000 draws come within 1 % of both with near certainty."""
     layer, bound = make(s), np.float32(1 / math.sqrt(fan))
     assert layer.weight.shape == weight
-    assert np.abs(layer.weight.value).max() <= bound and np.abs(layer.bias.value).max() <= bound
+    assert np.abs(layer.weight.value).max() <= bound and 0.8 * bound < np.abs(layer.bias.value).max() <= bound
     assert layer.weight.value.max() > 0.99 * bound and layer.weight.value.min() < -0.99 * bound
 
 

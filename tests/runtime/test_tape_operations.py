@@ -41,6 +41,23 @@ def on(tape: Tape, call: Call, arrays: list[Any], grads: list[bool] | None = Non
     return ids, call.call(tape, *ids)
 
 
+_MOVING = """broadcast_to broadcast_vec_to_cols broadcast_vec_to_rows chunk concat concat1d concat_dim0 concat_rows concat_vectors
+embedding flatten flip index masked_fill pad permute repeat reshape roll slice1d slice_range0 split stack
+swap_adjacent_at_depth take take_along tile transpose2d transpose3d_acb transpose3d_bca transpose3d_cab tril triu"""
+#: what moves numbers, or chooses among them
+MOVING = _MOVING.split()
+
+
+@pytest.mark.parametrize(("name", "i"), [(n, i) for n in MOVING for i in range(len(CALLS[n]))])
+def test_numbers_that_are_not_finite_are_moved(name: str, i: int) -> None:
+    call = CALLS[name][i]
+    arrays = [generator("numbers", name, k).choice([np.inf, -np.inf, np.nan, 1, -2], a.shape).astype(np.float32)
+              for k, a in enumerate(call.operands(name))]  # fmt: skip
+    with Tape(SpecDevice()) as tape:
+        got = tape.value(on(tape, call, arrays)[1]).numpy()
+    assert np.array_equal(got, call.computes(*arrays), equal_nan=True)
+
+
 def seed_for(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return generator("seed", name).standard_normal(shape).astype(np.float32)
 

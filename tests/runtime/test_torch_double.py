@@ -225,6 +225,32 @@ def test_values_and_derivatives(case: str) -> None:
         assert torch.allclose(mine, exact, 1e-13, 1e-13 * float(exact.abs().max()))
 
 
+ONES = torch.ones(1, dtype=torch.float64)
+#: functions with options, and values of each option
+OPTIONS: dict[str, Any] = {
+    "softplus": (F.softplus, {"beta": (0.25, 1, 3, -2), "threshold": (-1, 0.5, 3, 20)}),
+    "gelu": (F.gelu, {"approximate": ("none", "tanh")}),
+    "huber": (lambda x, delta: F.huber_loss(x, ONES.expand_as(x), "none", delta), {"delta": (0.25, 1, 3)}),
+    "smooth L1": (lambda x, beta: F.smooth_l1_loss(x, ONES.expand_as(x), None, None, "none", beta), {"beta": (0, 0.25, 1, 3)}),
+    "lerp": (lambda x, weight: torch.lerp(x, ONES, weight), {"weight": (-1.0, 0.0, 0.25, 0.5, 0.75, 1.0, 2.0)}),
+    "powers": (lambda x, y: x.abs() ** y, {"y": (-3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_options(case: str) -> None:
+    """Every combination has PyTorch's values and gradients on both sides of each place where a function changes."""
+    function, options = OPTIONS[case]
+    x = torch.linspace(-100, 100, 1601, dtype=torch.float64)  # with the places of change
+    x = torch.cat([x, x + 1e-6, x - 1e-6])
+    for values in itertools.product(*options.values()):
+        how = dict(zip(options, values, strict=True))
+        with mode.reproducible(strict=True):
+            found = derivatives(lambda x, how=how: function(x, **how), [x], 1)
+        for mine, exact in zip(found, derivatives(lambda x, how=how: function(x, **how), [x], 1), strict=True):
+            assert torch.allclose(mine, exact, 1e-13, 1e-14, equal_nan=True), how
+
+
 def test_operators_that_write() -> None:
     x = drawn(1, 6, 6)
     assert torch.allclose(in_block(in_place, x), in_place(x), 1e-14, 0)

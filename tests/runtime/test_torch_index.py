@@ -125,6 +125,27 @@ def test_each_axis_of_three_is_pytorchs(case: str) -> None:
         torch.testing.assert_close(found, ALONG[case](x, axis))
 
 
+@pytest.mark.parametrize("dim", range(3))
+@pytest.mark.parametrize("repeated", [c for n in range(4) for c in itertools.combinations(range(3), n)], ids=str)
+def test_an_index_that_repeats_is_that_of_all_its_numbers(dim: int, repeated: tuple[int, ...]) -> None:
+    """Along any of its axes, of stride 0 or of length 1."""
+    x, v = drawn(1, 3, 4, 5), drawn(2, 3, 4, 5)
+    index = torch.arange(60).view(3, 4, 5) * 7 % x.shape[dim]
+    for axis in repeated:
+        index = index.narrow(axis, 0, 1)
+    index = index.expand(3, 4, 5)
+    calls = [
+        lambda i: x.scatter_add(dim, i, v),
+        lambda i: x.gather(dim, i),
+        lambda i: x.scatter(dim, i, v),
+        lambda i: x.scatter_reduce(dim, i, v, "mean"),
+        lambda i: torch.autograd.grad(y.gather(dim, i), y, v)[0],
+    ]
+    with mode.reproducible(strict=True):
+        y = x.clone().requires_grad_()
+        assert all(torch.equal(call(index), call(index.contiguous())) for call in calls)
+
+
 def test_any_axes_may_be_indexed() -> None:
     """Every choice of indexed axes among four, by indices that broadcast and by a mask: read, written, and added to."""
     x, columns = drawn(1, 3, 4, 3, 4), (L(0, 2), L([1], [0]), torch.tensor([True, False, True]), L(1))

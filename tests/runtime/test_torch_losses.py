@@ -181,6 +181,24 @@ def test_alignments(reduction: str, joined: bool) -> None:
         near(mine, theirs, 64, 0.1)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_no_gradient_comes_to_what_is_behind_an_input(reduction: str) -> None:
+    """Numbers behind the end of an input, whatever they are, change nothing and get 0; those before it get that of the input
+    alone."""
+    x, labels = drawn(1, 9, 4, 6), torch.tensor([[1, 1, 2], [3, 4, 4], [2, 1, 4], [1, 2, 1]])
+    times, lengths = torch.tensor([9, 8, 5, 4]), torch.tensor([3, 3, 2, 3])
+    with mode.reproducible(strict=True):
+        for other in (0.0, 100.0):
+            given = torch.where(torch.arange(9)[:, None, None] < times[:, None], x, other).requires_grad_()
+            loss = F.ctc_loss(given, labels, times, lengths, reduction=reduction)
+            (g,) = torch.autograd.grad(loss.sum(), given)
+            for i, n in enumerate(times.tolist()):
+                alone = given[:n, i : i + 1].detach().requires_grad_()
+                one = F.ctc_loss(alone, labels[i : i + 1], times[i : i + 1], lengths[i : i + 1], reduction=reduction)
+                (expected,) = torch.autograd.grad(one.sum() / (1 if reduction == "none" else 4), alone)
+                assert torch.equal(g[:n, i], expected[:, 0]) and not g[n:, i].any()
+
+
 def test_alignments_do_not_depend_on_the_batch() -> None:
     x, labels = drawn(1, 9, 4, 6), torch.tensor([[1, 1, 2], [3, 4, 4], [2, 1, 4], [1, 2, 1]])
     times, lengths = torch.full((4,), 9), torch.tensor([3, 3, 2, 1])

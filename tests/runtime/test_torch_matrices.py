@@ -60,6 +60,30 @@ def test_decompositions() -> None:
             torch.linalg.cholesky(falling)
 
 
+#: what tells the place at which a matrix fails
+PLACES: dict[str, Any] = {
+    "Cholesky": torch.linalg.cholesky_ex,
+    "Cholesky of the upper triangle": lambda a: torch.linalg.cholesky_ex(a, upper=True),
+    "LU": torch.linalg.lu_factor_ex,
+    "solutions": lambda a: torch.linalg.solve_ex(a, a),
+    "solutions by rows": lambda a: torch.linalg.solve_ex(a, a, left=False),
+    "inverses": torch.linalg.inv_ex,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", PLACES)
+def test_the_place_at_which_a_matrix_fails(case: str, dtype: Any) -> None:
+    """It is PyTorch's for each matrix of a batch with every choice of signs and zeros of exact pivots."""
+    low = torch.tensor([[1, 0, 0, 0], [0.5, 1, 0, 0], [0.25, -0.25, 1, 0], [0, -0.5, 0.5, 1]], dtype=dtype)
+    diagonal = torch.tensor([*itertools.product((1.0, 0.0, -1.0), repeat=4)], dtype=dtype).view(3, 27, 4)
+    for a in (low @ diagonal.diag_embed() @ low.mT, low * diagonal[:, :, None], (low * diagonal[:, :, None]).mT):
+        with mode.reproducible(strict=True):
+            found = PLACES[case](a).info
+        expected = PLACES[case](a).info
+        assert torch.equal(found, expected) and {*expected.flatten().tolist()} == {0, 1, 2, 3, 4}
+
+
 SYSTEMS: dict[str, Any] = {
     "columns": lambda a, b: torch.linalg.solve(a, b),
     "one side for all": lambda a, b: torch.linalg.solve(a, b[0]),

@@ -155,3 +155,23 @@ def test_the_mode_is_set_for_all() -> None:
             _foreign.set_math("exact")
     finally:
         _foreign.set_math(before)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@names([registry.get(n) for n in ("matmul", "linear", "conv2d", "flash_attention", "spectral_conv1d_rfft")])
+def test_bits_are_those_of_the_mode_that_is_set(operator: Op, device: str) -> None:
+    """Each call computes in the mode of its time, whatever earlier calls had."""
+    before, found = _foreign.math(), dict[str, list[Any]]()
+    try:
+        for chosen in ("reproducible", "fast", "reproducible", "fast"):
+            _foreign.set_math(chosen)
+            results = [
+                getattr(torch.ops.torchlean, operator.name)(*arguments(c, place(device))) for c in cases(operator)
+            ]
+            found.setdefault(chosen, []).append([bits(x.cpu().numpy()) for x in results])
+    finally:
+        _foreign.set_math(before)
+    for chosen, runs in found.items():
+        runtime = Runtime(device, math=chosen)
+        assert runs == 2 * [[bits(x) for c in cases(operator) for x in runtime.run(c)]]
+    assert device != "cpu" or found["fast"] != found["reproducible"]

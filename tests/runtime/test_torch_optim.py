@@ -88,6 +88,26 @@ def test_fused_steps_are_right(kind: str, device: str) -> None:
         assert equal(found, trained(kind, device, foreach=False))
 
 
+@pytest.mark.parametrize("how", ["fused", "foreach"])
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "Adagrad", "NAdam", "RAdam", "Adamax", "ASGD"])
+def test_each_parameter_counts_its_own_steps(kind: str, how: str) -> None:
+    """A parameter without a gradient in the first steps is trained as if they had not been."""
+    if how not in inspect.signature(getattr(torch.optim, kind)).parameters:
+        pytest.skip("there is no such form")
+
+    def train(late: int) -> Any:
+        weights = [drawn(i, 3, 5).requires_grad_() for i in range(2)]
+        optimizer = getattr(torch.optim, kind)(weights, **OPTIONS[kind] | {how: True})
+        for step in range(late, 6):
+            for i, w in enumerate(weights):
+                w.grad = drawn(10 * step + i, 3, 5) if i == 0 or step >= 3 else None
+            optimizer.step()
+        return weights[1].detach()
+
+    with mode.reproducible(strict=True):
+        assert torch.equal(train(0), train(3))
+
+
 @st.composite
 def options_of(draw: st.DrawFn, kind: str) -> dict[str, Any]:
     """The optimiser's switches, and its momentum, dampening and weight decay, each at 0 half of the time."""

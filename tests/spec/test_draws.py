@@ -5,6 +5,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +101,21 @@ def test_sizes_meet_within_the_budget() -> None:
         assert {0, 1} <= {a for a, _ in pairs} and all(a != b or a == 0 for a, b in pairs)
     blocks = [Draw(generator("blocks", seed), 2**16, axes=2).dim() for seed in range(TIMES)]
     assert max(blocks) <= 1.5 * 2**8 and np.median(blocks) > 64
+
+
+@pytest.mark.every_choice
+@pytest.mark.parametrize(
+    "options", [{}, {"step": 1}, {"step": 16}, {"axes": 3, "step": 8}, {"edges": (96, 4096)}], ids=str
+)
+def test_sizes_are_within_their_range_whatever_was_drawn_before(options: dict[str, Any]) -> None:
+    """A size is at least `low` and at most `high`, whichever smaller or larger ones the case already has."""
+    ranges = [(1, 2**14), (0, 5), (16, 16), (64, 300), (3, 65), (0, 2000), (1, 8), (500, 2**20)]
+    for seed in range(TIMES // 6):
+        d = Draw(generator("ranges", seed), 2**16, empty=seed % 2 == 0, paired=seed % 3 > 0, **options)
+        for low, high in d.rng.permutation(ranges).tolist():
+            assert max(low, not d.empty) <= d.dim(low, high) <= high, (seed, low, high)
+            aligned = d.aligned(low, high)
+            assert aligned is None or max(low, 1) <= aligned <= high, (seed, low, high)
 
 
 @pytest.mark.every_choice

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tlspec import norm_errors, registry
-from tlspec.bounds import LAMBDA, OVERFLOW, TINY, U, factor, spacing, tree_height
-from tlspec.case import Case, spec_inputs
+from tlspec.bounds import LAMBDA, OVERFLOW, TINY, U, call_reference, factor, spacing, tree_height
+from tlspec.case import Case, as_tuple, spec_inputs
 from tlspec.draw.cases import data_classes, draw_case
 from tlspec.formats import FORMATS
 from tlspec.judge.trial import _tracked_results
@@ -186,6 +186,34 @@ def test_the_inverse_deviation_is_covered_for_every_variance_within_the_error(ep
         assert offset > 0 or np.all(error < 40 * U * istd), "and by little more where the mean is small"
 
 
+@pytest.mark.parametrize("eps", [1e-6, 1.0])
+@pytest.mark.parametrize(("name", "shape"), [
+    *((f"{norm}_norm{stats}", (16, 64)) for norm in ("layer", "rms") for stats in ("", "_stats")),
+    ("batchnorm_channel_first", (16, 8, 8)), ("batch_norm_stats", (1, 16, 64)), ("group_norm_stats", (2, 8, 4, 16)),
+    ("group_norm_stats", (2, 8, 1, 64)),
+])  # fmt: skip
+def test_bounds_of_norms_around_large_means_are_finite_and_admit_float32(
+    name: str, shape: tuple[int, ...], eps: float
+) -> None:
+    """The reference in float32 is within finite bounds for constant rows and for spreads far below the mean."""
+    row, rng = registry.get(name), np.random.default_rng(5)
+    means, spreads = np.meshgrid([0.07, 1.3, 1.1e3, 1.1 * 2.0**20], [0.0, 2.0**-20, 2.0**-10, 1.0])
+    x = means.reshape(16, 1) * (1 + spreads.reshape(16, 1) * rng.standard_normal((16, 64)))
+    inputs, g = row.signature.inputs, rng.standard_normal(shape)
+    sizes = dict(zip(inputs[0].dims, shape, strict=True))
+    known = {a.name: rng.standard_normal([sizes[n] for n in a.dims]) for a in inputs}
+    known |= {"x": x.reshape(shape), "g": g, "g_out": g}
+    for reads, called in (([a.name for a in inputs], row), (row.vjp_rule.reads, row.vjp_rule)):
+        narrow = {n: np.float32(known[n]) for n in reads}
+        wide = {n: v.astype(np.float64) for n, v in narrow.items()}
+        outs = as_tuple(call_reference(called.reference, wide, {"eps": eps}))
+        found = as_tuple(call_reference(called.reference, narrow, {"eps": np.float32(eps)}))
+        tolerances = called.bound.tolerance(called.reference, outs, wide, {"eps": eps})
+        for got, out, tolerance in zip(found, outs, tolerances, strict=True):
+            assert np.isfinite(tolerance).all() and np.all(np.abs(np.float32(got) - out) <= tolerance), reads
+        known |= {a.name: out for a, out in zip(row.signature.outputs, outs, strict=False)}
+
+
 #: length of a transform -> its roundings, by hand
 HEIGHTS = {
     1: 0,
@@ -298,6 +326,31 @@ def test_a_blocked_score_has_no_error() -> None:
         gradients = row.rule.reference(*inputs.values(), mode, 0.5)
         tolerance = row.rule.bound.tolerance(row.rule.reference, gradients, inputs, {"mask_mode": mode, "scale": 0.5})
         assert np.all(tolerance[0][0, 2] < 1e-40) and np.all(tolerance[0][0, 3] > 1e-9)
+
+
+@pytest.mark.operations("softmax", "log_softmax", "logsumexp", "cross_entropy", "cross_entropy_rows", "bce_with_logits")
+@pytest.mark.parametrize("top", [sign * c for c in (0.0, 1.0, 2.0**20, 2.0**40, 1e30) for sign in (1, -1)])
+@pytest.mark.parametrize("others", [1, 7])
+def test_softmaxes_and_losses_of_large_logits(top: float, others: int) -> None:
+    """The references give the closed forms of one logit above or beside equal others, however large all are."""
+    x = top - np.array([[0.0, 1.0, 30.0, 800.0, 2.0**30, 1e30]]).T * ([0.0] + [1.0] * others)
+    apart = top - x[:, 1]
+    log = np.log1p(others * np.exp(-apart))
+    want = np.stack([-log, *[-apart - log] * others], axis=1)
+    no, one = np.zeros(6, np.int64), np.ones(6, np.int64)
+    of = {name: registry.get(name).reference for name in ("softmax", "log_softmax", "logsumexp", "cross_entropy_rows")}
+    for found, exact in (
+        (of["log_softmax"](x), want), (of["softmax"](x), np.exp(want)), (of["logsumexp"](x, 2), top + log),
+        (of["cross_entropy_rows"](x, no, None, 0.0), -want[:, 0]), (of["cross_entropy_rows"](x, one, None, 0.0), -want[:, 1]),
+        (of["cross_entropy_rows"](x, one, None, 0.5), -want[:, 1] / 2 - want.mean(axis=1) / 2),
+    ):  # fmt: skip
+        assert np.allclose(found, exact, rtol=1e-14, atol=1e-15)
+    for row, difference, wanted in zip(x, apart, want, strict=True):
+        assert np.allclose(
+            registry.get("cross_entropy").reference(row[None], one[:1]), -wanted[1], rtol=1e-14, atol=1e-15
+        )
+        binary = registry.get("bce_with_logits").reference(np.full(1, difference), np.zeros(1), 1)
+        assert others > 1 or np.allclose(binary, -wanted[1], rtol=1e-14, atol=1e-15)
 
 
 NOTHING = {"U": 2.0**-100, "TINY": 0.0, "EXP": 0.0, "spacing": lambda r: np.zeros(np.shape(r))}

@@ -354,6 +354,20 @@ def test_a_sum_of_sums_may_be_taken_in_any_order() -> None:
     assert np.allclose(placed[0].error, whole.error, rtol=1e-12)
 
 
+def test_a_result_filled_in_parts_has_the_errors_of_each() -> None:
+    """An array filled with sums, in any order, keeps their errors and counts the terms of the largest."""
+    x = generator("filled").standard_normal((50, 30)).astype(np.float32)
+    parts = [tracked(part).sum(axis=0) for part in np.split(x, [40, 49])]
+    joined, places = np.stack(parts), (0, slice(1, 2), np.array([False, False, True]))
+    for order in permutations(range(3)):
+        filled = np.zeros((3, 30), like=joined)
+        for k in order:
+            filled[places[k]] = parts[k]
+        assert np.array_equal(filled.value, joined.value) and np.array_equal(filled.error, joined.error)
+        assert np.all(filled.sum(axis=0).error >= tracked(x).sum(axis=0).error), order
+        assert np.all((filled + tracked(x[:3])).error >= (joined + tracked(x[:3])).error), order
+
+
 def test_the_model_decides_how_large_errors_are() -> None:
     x = generator("models").standard_normal((8, 4096)).astype(np.float32)
     exact = x.astype(np.float64).sum(axis=1)

@@ -33,6 +33,17 @@ def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.parametrize("kind", ["bool", *np.typecodes["AllInteger"], "float16", "float32", "float64"])
+def test_numbers_of_numpy_are_plain(kind: str) -> None:
+    """Strict JSON holds them wherever they stand: numbers as numbers, infinities and NaN as text."""
+    x = np.array([0, 1, *([0.5, -0.0, math.inf, -math.inf, math.nan] if "float" in kind else [])], kind)
+    expected = [v if math.isfinite(v) else str(v) for v in x.tolist()]
+    document = {"all": list(x), "row": {"inner": [{str(k): (v,) for k, v in enumerate(x)}]}, "last": x[-1]}
+    found = json.loads(json.dumps(to_plain(document), allow_nan=False))
+    inner = {str(k): [v] for k, v in enumerate(expected)}
+    assert repr(found) == repr({"all": expected, "row": {"inner": [inner]}, "last": expected[-1]})
+
+
 def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.json")
     reader = os.open(tmp_path / "a.json", os.O_RDONLY | os.O_NONBLOCK)

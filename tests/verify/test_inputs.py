@@ -1,5 +1,6 @@
 """Files of a user's arrays: what fits an operation, and what is said of what does not."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_raises_regex
 
-from tlrt.verify.inputs import InputError, cases_of
+from tlrt.verify.inputs import InputError, cases_of, infer
 from tlspec import registry
+from tlspec.draw.cases import draw_case
 
 A23, SIX, ONE = np.ones((2, 3)), np.ones(6), np.ones(1)
 #: operations, the file's arrays, words of the refusal
@@ -80,3 +82,22 @@ def test_what_fits(tmp_path: Path) -> None:
     assert case.values["lengths"] == [2, 4]
     ((_, _, (case,)),) = read(tmp_path / "c.npz", "sgd_step", {"ps": SIX, "gs": SIX})
     assert case.values["lengths"] == [6]
+
+
+@pytest.mark.parametrize(
+    "op", [r for r in registry.ops() if any(len(a.dims) > 1 for a in r.signature.inputs)], ids=lambda r: r.name
+)
+def test_an_array_is_read_in_its_own_shape_or_refused(op: registry.Op) -> None:
+    """Of a drawn case, with the axes of each array in each order."""
+    case = draw_case(op, 3, "normal", "small")
+    arrays = {n: np.asarray(x) for n, x in {**case.values, **case.inputs}.items() if x is not None}
+    for name in case.inputs.keys() & arrays:
+        x = arrays[name]
+        for order in itertools.permutations(range(x.ndim)):
+            y = x.transpose(order)
+            try:
+                found = infer(op, arrays | {name: y})[1][name]
+            except InputError:
+                assert y.shape != x.shape
+            else:
+                assert found.shape == y.shape
