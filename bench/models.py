@@ -426,7 +426,8 @@ def run(device: tlrt.Device, names: str | None, batches: Sequence[int], math: st
     timed: list[Timed] = []
     failed: list[str] = []
     end, held = time.monotonic() + seconds, 0.0
-    with Progress(len(choice.rows), "rows") as progress:
+    # the device is shared, and has its own mode again behind the block
+    with Progress(len(choice.rows), "rows") as progress, device.set_math(device.math):
         for number in choice.rows:
             if time.monotonic() > end:
                 break

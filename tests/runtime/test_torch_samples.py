@@ -36,10 +36,11 @@ def tensors(x: Any) -> list[Any]:
 
 
 def computed(op: Any, sample: Any, dtype: Any) -> list[Any]:
-    """Results, and their gradients along a direction by all arguments that need one."""
+    """Results, as far as PyTorch says that they are determined, and their gradients along a direction by all arguments that
+    need one."""
     x, args, others = cast((sample.input, list(sample.args), sample.kwargs), dtype)
-    results = op(x, *args, **others)
-    ends = [t for t in tensors(sample.output_process_fn_grad(results)) if t.requires_grad]
+    results = sample.output_process_fn_grad(op(x, *args, **others))
+    ends = [t for t in tensors(results) if t.requires_grad]
     leaves = [t for t in tensors([x, args, list(others.values())]) if t.requires_grad]
     along = [torch.linspace(-1, 1, t.numel(), dtype=torch.float64).reshape(t.shape).to(t.dtype) for t in ends]
     grads = torch.autograd.grad(ends, leaves, along, allow_unused=True) if ends and leaves else ()
