@@ -86,8 +86,7 @@ COMPRESSED: dict[str, Any] = {
 @pytest.mark.parametrize("case", COMPRESSED)
 def test_compressed_rows(case: str) -> None:
     x, y = drawn(1, 4, 4), drawn(2, 4, 4)
-    with torch.no_grad():
-        check_route(lambda *operands: COMPRESSED[case](*(v.detach() for v in operands)), [x, y], order=1, one=False)
+    check_route(lambda *operands: COMPRESSED[case](*(v.detach() for v in operands)), [x, y], order=1, one=False)
 
 
 @pytest.mark.filterwarnings("ignore")

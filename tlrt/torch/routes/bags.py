@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tlrt.torch.routes.base import aten, original, route
+from tlrt.torch.routes.scatters import add_along
 
 SUM, MEAN, MAX = range(3)
 
@@ -16,10 +17,6 @@ def _bags(indices: Any, offsets: Any, include_last: bool) -> tuple[Any, int]:
     starts = offsets[:-1] if include_last else offsets
     places = torch.arange(indices.numel(), device=indices.device, dtype=offsets.dtype)
     return torch.searchsorted(starts.contiguous(), places, right=True) - 1, starts.numel()
-
-
-def _rows_of_bags(rows: Any, bags: Any, count: int) -> Any:
-    return rows.new_zeros(count, rows.shape[1]).index_add(0, bags, rows)
 
 
 def _weights(indices: Any, padding: int, per_sample: Any) -> Any:
@@ -57,7 +54,7 @@ def embedding_bag(
     rows = weight.index_select(0, indices)
     if per_sample_weights is not None or padding_idx >= 0:
         rows = rows * _weights(indices, padding_idx, per_sample_weights)[:, None]
-    found = _rows_of_bags(rows, bags, count)
+    found = add_along(rows, 0, bags, count)
     sizes = offsets.new_zeros(count).index_add(0, bags, (indices != padding_idx).to(offsets.dtype))
     if mode == MEAN:
         found = found / sizes.clamp(min=1)[:, None].to(torch.float32)
@@ -106,10 +103,8 @@ def embedding_bag_any_backward(
         )
     if mode == MAX or scale:
         raise NotImplementedError
-    rows, kept = (
-        _gradient_rows(g, indices, bags, sizes[: len(g)], mode, per_sample_weights, padding_idx),
-        indices != padding_idx,
-    )
+    rows = _gradient_rows(g, indices, bags, sizes[: len(g)], mode, per_sample_weights, padding_idx)
+    kept = indices != padding_idx
     return torch.sparse_coo_tensor(indices[kept][None], rows[kept], (num_weights, g.shape[1]), check_invariants=False)
 
 

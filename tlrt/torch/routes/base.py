@@ -126,8 +126,11 @@ def _note(operator: Any, here: bool, work: int) -> None:
                       "one with a route; see docs/torch.md")  # fmt: skip
 
 
+_SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
 def _work(found: Any) -> int:
-    return sum(x.numel() if x.layout == torch.strided else x._nnz() for x in tensors_of(_listed(found)))
+    return sum(x._nnz() if x.layout in _SPARSE_LAYOUTS else x.numel() for x in tensors_of(_listed(found)))
 
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -260,8 +263,11 @@ def _twins(operator: Any) -> Iterator[Any]:
         for overload in () if packet is None else packet.overloads():
             twin = getattr(packet, overload)
             writes = any(a.alias_info is not None and a.alias_info.is_write for a in twin._schema.arguments)
-            writes = writes and torch.Tag.generated not in twin.tags
-            if writes and [(str(a.type), a.name) for a in twin._schema.arguments if not a.is_out] == taken:
+            if (
+                writes
+                and torch.Tag.generated not in twin.tags
+                and [(str(a.type), a.name) for a in twin._schema.arguments if not a.is_out] == taken
+            ):
                 yield twin
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tlrt.torch.routes.base import aten, route_of_sparse
+from tlrt.torch.routes.scatters import add_along, positions
 
 #: numbers of products that a step keeps at most
 _AT_ONCE = 1 << 26
@@ -21,7 +22,7 @@ def _entries(x: Any) -> tuple[list[Any], Any]:
         raise NotImplementedError("blocks, batches of compressed rows, or a number")
     by_rows = x.layout == torch.sparse_csr
     ends, across = (x.crow_indices(), x.col_indices()) if by_rows else (x.ccol_indices(), x.row_indices())
-    along = torch.arange(ends.numel() - 1, device=x.device).repeat_interleave(ends.diff())
+    along = positions(ends.numel() - 1, x).repeat_interleave(ends.diff())
     return ([along, across.to(torch.int64)] if by_rows else [across.to(torch.int64), along]), x.values()
 
 
@@ -31,10 +32,6 @@ def _flat(indices: Sequence[Any], sizes: Sequence[int], like: Any) -> Any:
     for index, size in zip(indices, sizes, strict=True):
         flat = flat * size + index
     return flat
-
-
-def _added(values: Any, place: Any, count: int) -> Any:
-    return values.new_zeros(count, *values.shape[1:]).index_add(0, place, values)
 
 
 def _coo(indices: Sequence[Any], values: Any, shape: Sequence[int], coalesced: bool = False) -> Any:
@@ -48,7 +45,7 @@ def coalesce(x: Any) -> Any:
     indices, values = _entries(x)
     sizes = x.shape[: len(indices)]
     places, segment = torch.unique(_flat(indices, sizes, values), return_inverse=True)
-    found = _added(values, segment, len(places))
+    found = add_along(values, 0, segment, len(places))
     axes = []
     for size in reversed(sizes):
         axes.append(places % size)
@@ -110,7 +107,9 @@ def _matrix(x: Any) -> tuple[list[Any], Any]:
 def _times(rows: Any, columns: Any, values: Any, count: int, dense: Any) -> Any:
     """The rows of a product: each the sum of an entry times a row of the dense matrix, in the order of the entries."""
     width = max(1, _AT_ONCE // max(1, len(values)))
-    parts = [_added(values[:, None] * part.index_select(0, columns), rows, count) for part in dense.split(width, 1)]
+    parts = [
+        add_along(values[:, None] * part.index_select(0, columns), 0, rows, count) for part in dense.split(width, 1)
+    ]
     return torch.cat(parts, 1)
 
 
@@ -175,8 +174,8 @@ def product_of_two(a: Any, b: Any) -> Any:
     ((i, k), v), ((rows, columns), w) = _matrix(a), _matrix(b)
     lengths = torch.bincount(rows, minlength=b.shape[0])
     starts, counts = lengths.cumsum(0) - lengths, lengths[k]
-    entry = torch.arange(len(v), device=v.device).repeat_interleave(counts)
-    step = torch.arange(len(entry), device=v.device) - (counts.cumsum(0) - counts)[entry]
+    entry = positions(len(v), v).repeat_interleave(counts)
+    step = positions(len(entry), v) - (counts.cumsum(0) - counts)[entry]
     other = starts[k][entry] + step
     return _coo([i[entry], columns[other]], v[entry] * w[other], (a.shape[0], b.shape[1])).coalesce()
 
@@ -212,7 +211,7 @@ class _Rows:
         return (
             values.sum(self.axis, keepdim=True)
             if self.axis > 0
-            else _added(values, self.row, len(self.places))[self.row]
+            else add_along(values, 0, self.row, len(self.places))[self.row]
         )
 
     def max(self) -> Any:

@@ -59,18 +59,17 @@ def _series_of(order: int, size: Any) -> Any:
 
 
 def _asymptotic(order: int, size: Any) -> Any:
-    """e^-x·I(x)·sqrt(2·π·x)"""
-    inverse = 1.0 / size.clamp(min=_FAR_BESSEL)
-    total = torch.ones_like(size)
+    """e^-x·I(x)"""
+    far = size.clamp(min=_FAR_BESSEL)
+    inverse, total = 1.0 / far, torch.ones_like(far)
     for k in range(30, 0, -1):
         total = 1.0 + (((2 * k - 1) ** 2 - 4 * order**2) / (8 * k)) * inverse * total
-    return total
+    return total / sqrt(far * (2 * math.pi))
 
 
 def _bessel(order: int, x: Any, scaled: bool) -> Any:
     size = x.abs()
-    near = _series_of(order, size)
-    far = _asymptotic(order, size) / sqrt(size.clamp(min=_FAR_BESSEL) * (2 * math.pi))
+    near, far = _series_of(order, size), _asymptotic(order, size)
     # e^x overflows before the function does
     half = exp(0.5 * size)
     near, far = (near * exp(-size), far) if scaled else (near, (half * far) * half)
