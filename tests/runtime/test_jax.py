@@ -31,11 +31,12 @@ EVERY = pytest.mark.parametrize("operation", ROWS, ids=lambda r: r.name)
 PLACES = [d for d in DEVICES if d == "cpu" or any(x.platform == "gpu" for x in jax.devices())]
 
 
+def put(x: np.ndarray, device: str) -> Any:
+    return jax.device_put(x, jax.devices("cpu" if device == "cpu" else "gpu")[0])
+
+
 def arguments(case: Any, device: str) -> list[Any]:
-    place = jax.devices("cpu" if device == "cpu" else "gpu")[0]
-    return foreign_rows.arguments(
-        case, lambda x: jax.device_put(x.astype(np.int32) if x.dtype == np.int64 else x, place)
-    )
+    return foreign_rows.arguments(case, lambda x: put(x.astype(np.int32) if x.dtype == np.int64 else x, device))
 
 
 def split(values: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -73,7 +74,7 @@ def test_gradients_are_those_of_the_rule(operation: Op, device: str) -> None:
     values = arguments(case, device)
     arrays, places = split(values)
     found, pull = jax.vjp(lambda *xs: functions.function(operation.name)(*with_arrays(values, places, xs)), *arrays)
-    drawn = directions(found if isinstance(found, tuple) else [found])
+    drawn = [put(d, device) for d in directions(found if isinstance(found, tuple) else [found])]
     gradients = pull(tuple(drawn) if isinstance(found, tuple) else drawn[0])
     names = [
         n for n, x in zip(_foreign.names(operation.signature)[0], values, strict=False) if isinstance(x, jax.Array)
@@ -315,7 +316,7 @@ def test_the_documents_code_runs() -> None:
 
 
 def test_a_compiled_function_keeps_the_mode_that_it_was_traced_in() -> None:
-    a, b = (jnp.asarray(np.random.default_rng(k).standard_normal((3, 5000)), jnp.float32) for k in range(2))
+    a, b = (put(np.random.default_rng(k).standard_normal((3, 5000), np.float32), "cpu") for k in range(2))
     before = _foreign.math()
     try:
         _foreign.set_math("reproducible")
@@ -331,7 +332,7 @@ def test_a_compiled_function_keeps_the_mode_that_it_was_traced_in() -> None:
 
 def test_the_mode_is_that_of_each_call() -> None:
     """What was called in one mode computes in the other after `set_math`."""
-    a, b = (jnp.asarray(np.random.default_rng(k).standard_normal((3, 5000)), jnp.float32) for k in range(2))
+    a, b = (put(np.random.default_rng(k).standard_normal((3, 5000), np.float32), "cpu") for k in range(2))
     before, found = _foreign.math(), {}
     try:
         for chosen in ("fast", "reproducible", "fast"):

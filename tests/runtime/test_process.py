@@ -142,7 +142,8 @@ print("done")
 
 def require_fork(python, code):
     """Runs a program that forks into `child`, which has to end with status 0."""
-    begin = "import os, signal, sys, threading, tlrt\nbegun, over = threading.Event(), threading.Event()\n"
+    begin = "import os, signal, sys, threading, warnings, tlrt\nbegun, over = threading.Event(), threading.Event()\n"
+    begin += "warnings.filterwarnings('ignore', 'This process', DeprecationWarning)  # Python 3.12 on, of any thread\n"
     done = python(f'{begin}{code}print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))')
     assert (done.stdout, done.stderr) == ("child 0\n", "")
 

@@ -9,7 +9,7 @@ from tests import DEVICES
 from tests.runtime import foreign_rows
 from tests.runtime.foreign_rows import bits, cases, directions, gradients_of
 from tests.runtime.torch_cases import place, torch
-from tlrt import _foreign
+from tlrt import _foreign, errors
 from tlrt.verify.run import Runtime
 from tlspec import registry
 from tlspec.drawn import Case
@@ -120,6 +120,31 @@ def test_a_wrong_shape_is_named() -> None:
         torch.ops.torchlean.matmul(torch.ones(2, 3), torch.ones(4, 2))
     with pytest.raises(Exception, match="add: inputs"):
         torch.ops.torchlean.add(torch.ones(2), torch.ones(3))
+
+
+@names(ROWS)
+def test_a_tensor_of_another_type_is_refused(operator: Op) -> None:
+    """Its memory would be read as numbers of 32 bits."""
+    given = arguments(next(iter(cases(operator, 1))), "cpu")
+    for i, (name, x) in enumerate(zip(_foreign.names(operator.signature)[0], given, strict=False)):
+        if not isinstance(x, torch.Tensor):
+            continue
+        is_index = not x.is_floating_point()
+        for kind in (torch.float64, torch.bfloat16) + (
+            () if is_index else (torch.float16, torch.int32, torch.complex64)
+        ):
+            expected = "integers" if is_index else "float32"
+            text = f"{operator.name}: {name}: got {str(kind)[6:]}, expected {expected}"
+            with pytest.raises(errors.ArgumentTypeError, match=text):
+                getattr(torch.ops.torchlean, operator.name)(*given[:i], x.to(kind), *given[i + 1 :])
+
+
+@pytest.mark.cuda
+def test_a_tensor_on_another_device_is_refused() -> None:
+    x = torch.ones(3)
+    for pair in ((x, x.cuda()), (x.cuda(), x)):
+        with pytest.raises(errors.DeviceMismatchError, match="add: b: got a tensor on"):
+            torch.ops.torchlean.add(*pair)
 
 
 def test_operators_compile() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tlrt import _foreign
+from tlrt.errors import ArgumentTypeError, DeviceMismatchError, refusal
 from tlrt.torch.memory import borrow, device_of, plain, plain_indices, tensor_of
 from tlspec.registry import Op
 
@@ -51,6 +52,16 @@ def _plan(
     return _Plan(row, which, dict(shapes), dict(values))
 
 
+def _require_fit(op: str, name: str, tensor: Any, place: Any, is_index: bool) -> None:
+    """The memory of a tensor of another type would be read as float32, and that of another device not at all."""
+    kind = tensor.dtype
+    if kind.is_floating_point or kind.is_complex if is_index else kind != torch.float32:
+        expected = "integers" if is_index else "float32"
+        raise refusal(ArgumentTypeError, op, name, str(kind).removeprefix("torch."), expected)
+    if tensor.device != place:
+        raise refusal(DeviceMismatchError, op, name, f"a tensor on {tensor.device}", f"one on {place}, as the first is")
+
+
 def _run(
     row: Op, which: str, tensors: Mapping[str, Any], values: Mapping[str, Any], want: Sequence[bool], math: str
 ) -> list[Any]:
@@ -70,6 +81,8 @@ def _run(
     ]
     if not any(want):
         return outs
+    for name, prepare in plan.inputs:
+        _require_fit(f"torch.ops.torchlean.{row.name}", name, present[name], first.device, prepare is plain_indices)
     ready = [(name, prepare(present[name])) for name, prepare in plan.inputs]
     buffers = {name: borrow(t, device) for name, t in ready}
     if plan.composed:
