@@ -166,10 +166,32 @@ def test_an_explained_product_has_the_elements_of_its_result(
         assert kind == "product" and m * p == elements and m * n * p == 3 * 5 * 7, result
 
 
+def test_a_command_is_of_the_card_that_it_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Card().numbers("reproducible") == [132, 227 << 10, 90, True, True]
+    assert Card(70, "8.9").numbers("fast") == [70, 99 << 10, 89, False, False]
+    found: list[Any] = []
+    monkeypatch.setattr(module, "explain", lambda *given, **how: found.append((given[1], *how.values())) or {})
+    monkeypatch.setattr(module, "describe", lambda name: f"{name}: a GPU, compute capability 8.0, 108 multiprocessors")
+    for words, card in (([], Card()), (["--multiprocessors", "70"], Card(70)), (["--capability", "8.9"], Card(132, "8.9")),
+                        (["--device", "cuda:0"], A100), (["--device", "cuda:0", "--capability", "9.0"], Card(108))):  # fmt: skip
+        assert module.main(["matmul", "3", "p=7", "n=5", "--math", "fast", *words]) == 0
+        assert found[-2:] == [({"m": 3, "n": 5, "p": 7}, card, "fast", which) for which in ("forward", "vjp")]
+    assert "one algorithm, whatever" in capsys.readouterr().out
+    monkeypatch.setattr(module, "describe", lambda name: "a processor")
+    assert (
+        module.main(["matmul", "3", "5", "7", "--device", "cpu"]) == 2
+        and "'cpu' (a processor)" in capsys.readouterr().err
+    )
+
+
 def test_a_wrong_command_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     zero, bad = ["matmul", "m=0", "n=2", "p=3"], ["matmul", "1", "2", "3", "--capability", "x"]
     for words, said in ((["matmul", "5"], "expected: "), (zero, "m: got 0"), (["mtmul"], "matmul"), (bad, "8.0"),
-                        (["conv", "kernel=3y3"], "kernel=8x8")):  # fmt: skip
+                        (["conv", "kernel=3y3"], "kernel=8x8"),
+                        (["conv", "1", "1", "2x2", "1", "3x3"], "to hold a kernel"),
+                        (["conv", "1", "1", "4x4", "1", "3"], "lists of different lengths")):  # fmt: skip
         assert module.main(words) == 2
         assert said in capsys.readouterr().err
 

@@ -4,6 +4,7 @@ Public is what a module lists in ``__all__``, with the methods of its classes. A
 package, which lists what is public of it.
 """
 
+import ast
 import doctest
 import importlib
 import inspect
@@ -131,6 +132,13 @@ def problems(name: str, thing: Any) -> Iterator[str]:
         yield f"{name} has no section Parameters for {', '.join(missing)}"
     if extra := sorted(named(found.get("Parameters", "")) - {*parameters(thing)}):
         yield f"{name} describes {', '.join(extra)}, which it does not take"
+    known = {} if not told else inspect.signature(thing).parameters
+    for names, text in re.findall(
+        r"^(\S[^:\n]*?) : .*, default (-?[\d.e-]+|'\w*'|[A-Z]\w+)$", found.get("Parameters", ""), re.M
+    ):
+        for parameter in names.split(", "):
+            if repr(known[parameter].default) != text and known[parameter].default != ast.literal_eval(text):
+                yield f"{name} has {parameter} = {known[parameter].default}, where its description says {text}"
     if returns(thing) and not found.keys() & {"Returns", "Yields"}:
         yield f"{name} has no section Returns"
 
@@ -143,7 +151,10 @@ def test_public_callables_describe_what_they_take_and_return() -> None:
 def examples() -> Iterator[doctest.DocTest]:
     """The examples of modules, classes, methods and functions; one that several things show is there once."""
     parser, known = doctest.DocTestParser(), set()
-    things = {m.__name__: m for m in public_modules()} | public_callables()
+    things: dict[str, Any] = {m.__name__: m for m in public_modules()} | public_callables()
+    for module in public_modules():  # what it does not list has examples, too
+        own = [thing for thing in vars(module).values() if getattr(thing, "__module__", "") == module.__name__]
+        things |= {f"{module.__name__}.{thing.__name__}": thing for thing in own if isinstance(thing, FunctionType)}
     for name, thing in things.items():
         doc = inspect.getdoc(thing) or ""
         if ">>>" in doc:

@@ -63,8 +63,8 @@ def norm(x: Any, gamma: Any, beta: Any, eps: float) -> Any:
     return gamma * d / np.sqrt((d * d).mean(axis=-1, keepdims=True) + np.float64(np.float32(eps))) + beta
 
 
-def groups_norm(x: Any, groups: int) -> Any:
-    return norm(x.reshape(len(x), groups, -1), 1.0, 0.0, 1e-5).reshape(x.shape)
+def groups_norm(x: Any, groups: int, eps: float = 1e-5) -> Any:
+    return norm(x.reshape(len(x), groups, -1), 1.0, 0.0, eps).reshape(x.shape)
 
 
 def channels_map(x: Any, center: Any, slope: Any, shift: Any) -> Any:
@@ -574,6 +574,7 @@ CALLS: dict[str, list[Call]] = {
     ),
     "group_norm": [
         *of("group_norm", lambda x: groups_norm(x, 2), ((2, 4, 3),), groups=2),
+        *of("group_norm", lambda x: groups_norm(x, 2, 0.5), ((2, 4, 3),), groups=2, eps=0.5),
         Call(
             ((2, 4, 3), (4,), (4,)),
             lambda t, x, g, b: t.group_norm(x, 2, g, b),
@@ -582,6 +583,7 @@ CALLS: dict[str, list[Call]] = {
     ],
     "instance_norm": [
         *of("instance_norm", lambda x: groups_norm(x, 3), ((2, 3, 5),)),
+        *of("instance_norm", lambda x: groups_norm(x, 3, 0.5), ((2, 3, 5),), eps=0.5),
         *of("instance_norm", lambda x, g, b: channels_map(groups_norm(x, 3), 0 * g, g, b), ((2, 3, 2, 2), (3,), (3,))),
     ],
     "batchnorm_channel_first": of(
@@ -610,7 +612,8 @@ CALLS: dict[str, list[Call]] = {
     + einsums("ab,ab->", ((3, 4), (3, 4))) + einsums("i,j->ji", ((3,), (4,))) + einsums("abc->cab", ((2, 3, 4),))
     + einsums("abcd->dbca", ((2, 3, 4, 5),)) + einsums("ij,ij->ij", ((1, 4), (3, 1))) + einsums("ba", ((2, 3),))
     + einsums("i,i,i->i", ((4,), (4,), (1,))) + einsums("bhqd,bhkd->bhqk", ((2, 3, 4, 5), (2, 3, 6, 5)))
-    + einsums("ii", ((4, 4),)) + einsums("ij,k", ((2, 0), (3,))) + einsums("iji,ij->i", ((3, 2, 3), (3, 2))),
+    + einsums("ii", ((4, 4),)) + einsums("ij,k", ((2, 0), (3,))) + einsums("iji,ij->i", ((3, 2, 3), (3, 2)))
+    + einsums("iiji->ij", ((3, 3, 2, 3),)) + einsums("iijj", ((2, 2, 3, 3),)),
     "rotary": [
         *one("rotary", row("rotary", base=1e4, start=0, halves=0), shape=(2, 3, 4)),
         *one("rotary", row("rotary", base=100.0, start=5, halves=1), shape=(2, 3, 4), base=100.0, start=5, halves=True),

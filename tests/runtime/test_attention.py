@@ -198,6 +198,16 @@ def test_a_block_with_llamas_options_is_llamas_block() -> None:
         np.testing.assert_allclose(block(s.const(x)).numpy(), expected, rtol=0, atol=100 * 2.0**-53 * 24)
 
 
+@pytest.mark.parametrize(("activation", "name"), [("swiglu", "silu"), ("geglu", "gelu"), ("reglu", "relu")])
+def test_a_gate_is_the_activation_that_its_name_says(activation: str, name: str) -> None:
+    with Session("cpu", seed=4) as s:
+        block, x = nn.TransformerBlock(s, 8, 2, name="b", activation=activation), s.const(operands((2, 3, 8))[0])
+        h = x + block.attention(block.norm1(x))
+        y = block.norm2(h)
+        wanted = h + block.down(getattr(s, name)(block.gate(y)) * block.up(y))
+        np.testing.assert_array_equal(block(x).numpy(), wanted.numpy())
+
+
 def test_attention_drops_weights_in_training_alone() -> None:
     with Session("cpu", seed=5) as s:
         block = nn.TransformerBlock(s, 8, 2, name="b", attention_dropout=0.5)

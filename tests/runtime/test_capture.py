@@ -270,6 +270,8 @@ def test_results_outlive_reset_and_take_part(dev: tlrt.Device) -> None:
         assert step([1.0, 1.0]) is y and y.numpy().tolist() == [1.0, 2.0]
         assert kept.numpy().tolist() == [4.0, 9.0]  # the tape is left alone
         assert s.relu(y).numpy().tolist() == [1.0, 2.0] and y.reduce_sum().item() == 3.0
+        nested = s.capture(lambda: (s.zeros(1), [s.zeros(2), None], {"w": w})).outputs
+        assert type(nested) is tuple and type(nested[1]) is list and nested[1][1] is None and nested[2] == {"w": w}
 
 
 def test_arrays_of_the_function_are_read_at_the_capture(dev: tlrt.Device, acted: bool) -> None:

@@ -166,8 +166,11 @@ def read(path) -> tuple[dict, dict[str, np.ndarray]]:
     ("adamw", '"lr": 0.01', '"lr": true', "lr: got True"),
     ("sgd", '"momentum": 0.0', '"momentum": 0.9', "momentum 0.9, nesterov False of an optimizer made without"),
     ("adamw", '"steps": 0', f'"steps": {2**64}', f"steps: got {2**64}, expected an integer of 0 or more, below 2\\*\\*63"),
+    ("adamw", '"steps": 0', '"steps": false', "steps: got False, expected an integer"),
     ("adamw", '"extra": {}', '"extra": {"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "another program"),
     ("adamw", '"parameters": ["layer.weight", "layer.bias"], "m', '"parameters": [["w"]], "m', "damaged metadata"),
+    ("adamw", '"seed": 3', f'"seed": {2**64}', "damaged metadata"),
+    ("adamw", '"counter": 0', '"counter": -1', "damaged metadata"),
     ("adamw", '"rule": 2', '"rules": 2', "random numbers are of rule"),
     *[("adamw", '"rule": 2', f'"rule": {rule}', "random numbers are of rule") for rule in ("1", "3", "null", '"2"')],
 ])  # fmt: skip

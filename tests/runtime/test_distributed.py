@@ -3,6 +3,7 @@ on every rank where one fails or differs."""
 
 import itertools
 import json
+import os
 import socket
 import struct
 import subprocess
@@ -502,6 +503,29 @@ def test_arguments_are_refused() -> None:
         assert_raises(errors.ArgumentError, distributed.Group, rank, size)
 
 
+def test_what_one_rank_alone_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tlrt.Session("cpu") as s:
+        w, frozen = s.param([1.0], "w"), s.param([1.0], "frozen", requires_grad=False)
+        two, four = (distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), shards=n) for n in (2, 4))
+        two.save(tmp_path / "two", {"epoch": 3})
+        checkpoint.save(tmp_path / "none", s, optim.SGD([w], lr=0.5))
+        assert two.load(tmp_path / "two") == {"epoch": 3}
+        for training, name in ((four, "two"), (two, "none")):
+            said = f"got a run of another number of shards, or of none, expected one of {training.shards} shards"
+            assert_raises_regex(checkpoint.CheckpointError, said, training.load, tmp_path / name)
+
+        def loss(shard: int) -> tlrt.TensorRef:
+            if shard:
+                frozen.set([2.0])
+            return s.sum(w * frozen)
+
+        said = r"loss: got a shard that changes \['frozen'\] of the frozen parameters, expected none, as others do"
+        assert_raises_regex(errors.ArgumentError, said, two.step, loss)
+        assert two.steps == 0 and w.value.tolist() == [1.0]
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    assert_raises_regex(errors.UnavailableError, "join: MPI: got no usable mpi4py", environment.MPIGroup, 0, 1.0)
+
+
 def test_join_without_an_environment_is_a_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*MPI[0], *MPI[1], *SOCKETS[0], *SOCKETS[1]):
         monkeypatch.delenv(name, raising=False)
@@ -530,6 +554,30 @@ def test_a_rank_without_a_place_on_its_machine_has_that_of_all(
     assert environment._from_environment([(rank, size, local)]) == (5, 8, 1)
 
 
+def test_ranks_of_a_launcher_meet_where_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the port that PyTorch's own agent has; each rank of a command sees one GPU of those that there are."""
+    names = (*MPI, *SOCKETS, ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", environment.TRANSPORT))
+    for name in (n for each in names for n in each):
+        monkeypatch.delenv(name, raising=False)
+    made: list[Any] = []
+    monkeypatch.setattr(environment, "SocketGroup", lambda *given: made.append(given) or distributed.Group())
+    monkeypatch.setenv("SLURM_PROCID", "1"), monkeypatch.setenv("SLURM_NTASKS", "2")
+    assert environment.join_started().size == 1 and not made
+    assert environment.join(timeout=5.0, join_timeout=6.0).transport == "host"
+    monkeypatch.setenv("MASTER_ADDR", "there"), monkeypatch.setenv("MASTER_PORT", "7")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    environment.join(timeout=5.0, join_timeout=6.0)
+    assert made == [(1, 2, 1, ("127.0.0.1", 29500), 5.0, 6.0), (1, 2, 1, ("there", 8), 5.0, 6.0)]
+    for name, value in zip(SOCKETS[0], "121", strict=True):
+        monkeypatch.setenv(name, value)
+    for seen, own in ((None, "1"), ("5,7", "7"), ("5", ""), ("", "")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen or "")
+        if seen is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        environment.join_started()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == own and made[-1][4] == environment.SHARES
+
+
 def test_of_several_failures_a_signal_is_told_first(capfd: pytest.CaptureFixture[str]) -> None:
     """Whatever its rank: what the others say follows from it."""
     for codes in itertools.permutations((1, -9, 3)):
@@ -545,4 +593,6 @@ def test_launch_gives_the_status_of_what_failed(capfd: pytest.CaptureFixture[str
     assert launch.launch([sys.executable, "-c", program], 2, grace=2) == 3
     shown = capfd.readouterr()
     assert "[0] here" in shown.out and "[1] here" in shown.out and "rank 1 ended with exit status 3" in shown.err
-    assert_raises(SystemExit, launch.main, ["-n", "3", "x.py"])
+    for wrong in ("3", "0"):
+        assert_raises(SystemExit, launch.main, ["-n", wrong, "x.py"])
+    assert launch.launch([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], 1) == 128 + 9

@@ -113,6 +113,19 @@ def test_states_in_some_lines(kind: str, path: Path) -> None:
     assert first(spoilt).step == 5 and any(d.kind == "state" for d in spoilt.departures)
 
 
+def test_what_is_due(path: Path) -> None:
+    """With no number of steps between two states, those at checkpoints alone."""
+    file = ledger._File(path, path, {"checkpoint_every": 4, "states_every": 0, "operations": 3}, None, False)
+    for wants, steps in (
+        (file.wants_checkpoint, [3, 7]),
+        (file.wants_states, [3, 7]),
+        (file.wants_operations, [0, 3, 6]),
+    ):
+        assert [k for k in range(9) if wants(k)] == steps
+    file.every = {"checkpoint_every": 0, "states_every": 1, "operations": 0}
+    assert all(file.wants_states(k) and not file.wants_checkpoint(k) and not file.wants_operations(k) for k in range(9))
+
+
 def test_loops_in_a_row(path: Path) -> None:
     """Epochs, each with a loop of its own."""
 
@@ -232,6 +245,36 @@ def test_a_resumed_run(path: Path) -> None:
         run = ledger.record(path, s, optim.SGD([s.param([1.0], "v")]), resume=True)
         assert_raises_regex(ledger.LedgerError, "other parameters", next, run.steps(3))
         run.close()
+
+
+def test_what_cannot_be_recorded(path: Path) -> None:
+    def program(what: str, **how: Any) -> Any:
+        s = Session("cpu", seed=1, **how)
+        kinds = {"states": partial(optim.SGD, momentum=0.5)}
+        return s, kinds.get(what, optim.SGD)([s.param([1.0], "v" if what == "parameters" else "w")])
+
+    with program("")[0] as s:
+        for name in ("checkpoint_every", "states_every", "operations"):
+            assert_raises_regex(errors.ArgumentError, f"{name}: got -1", partial(ledger.record, path, s, **{name: -1}))
+        assert_raises_regex(errors.ArgumentTypeError, "settings: got {1j}", ledger.record, path, s, settings={1j})
+        with ledger.record(path, s, optim.SGD([s.parameters["w"]])) as run:
+            list(run.steps(0))
+        assert_raises_regex(errors.ReleasedError, "a closed ledger", next, run.steps(1))
+    with Session("spec") as s:
+        assert_raises_regex(errors.ArgumentError, "got the specification", ledger.record, path, s)
+    before = path.read_bytes()
+    for what, how in (
+        ("parameters", {}),
+        ("states", {}),
+        ("math", {"math": "reproducible"}),
+        ("options", {"check_indices": True}),
+    ):
+        s, optimizer = program(what, **how)
+        with s:
+            run = ledger.record(path, s, optimizer, resume=True)
+            assert_raises_regex(ledger.LedgerError, f"got other {what}, expected those", next, run.steps(3))
+            run.close()
+    assert path.read_bytes() == before
 
 
 def again(entries: list[dict[str, Any]]) -> None:

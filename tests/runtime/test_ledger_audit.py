@@ -195,6 +195,10 @@ def test_a_program_of_fewer_steps(path: Path) -> None:
 def test_what_an_audit_says_beside_its_table(path: Path) -> None:
     many = Report(str(path), "", "cpu", departures=[Departure(1, "state", str(i), "a", "b") for i in range(_SHOWN + 2)])
     assert str(many).endswith("\nand 2 more")
+    for kind, reason in (("chain", "the file is not what was written"), ("checkpoint", "a checkpoint is not what was written"),
+                         ("program", "the program is another one"), ("update", "the optimiser was set otherwise")):  # fmt: skip
+        report = Report("", "", "cpu", departures=[Departure(None, kind, ""), Departure(None, "state", "")])
+        assert f"first departure: before the steps: {reason}\n" in str(report)
     with Session("cpu", seed=3, math="fast") as s:
         Training(path)(s)
     chain = ledger.read(path)

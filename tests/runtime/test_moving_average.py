@@ -43,6 +43,7 @@ def test_the_average_follows_the_parameters(device):
     run = Run(device)
     w = np.array([1.0, -2.0, 4.0])
     expected = w.copy()
+    saved = run.average.state()
     for _ in range(4):
         run.steps(1)
         w *= 0.75  # all of these numbers are exact
@@ -50,7 +51,7 @@ def test_the_average_follows_the_parameters(device):
         assert run.w.numpy().tolist() == w.tolist()
         with run.average.swapped():
             assert run.w.numpy().tolist() == expected.tolist() and run.frozen.numpy() == [5.0]
-            for refused in (run.average.update, run.average.state):
+            for refused in (run.average.update, run.average.state, lambda: run.average.load_state(*saved)):
                 assert_raises_regex(errors.ArgumentError, "averages swapped into the parameters", refused)
         assert run.w.numpy().tolist() == w.tolist()
     assert run.average.steps == 4

@@ -1,6 +1,8 @@
 """tlrt.nn: gradients of whole layers against differences in float64, agreement of devices, weights, modes, misuse."""
 
+import inspect
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -43,6 +45,7 @@ LAYERS = {
     "batch norm": (lambda s: nn.BatchNorm(s, 3, name="l"), (4, 3, 2, 2)),
     "batch norm of vectors": (lambda s: nn.BatchNorm(s, 3, name="l"), (5, 3)),
     "attention": (lambda s: nn.MultiHeadAttention(s, 8, 2, name="l", causal=True), (2, 5, 8)),
+    "attention with biases": (lambda s: nn.MultiHeadAttention(s, 8, 2, name="l", bias=True), (2, 5, 8)),
     "attention composed": (lambda s: nn.MultiHeadAttention(s, 8, 2, name="l", use_flash=False), (5, 8)),
     "transformer block": (lambda s: nn.TransformerBlock(s, 8, 2, name="l", dropout=0.25, causal=True), (2, 5, 8)),
     "transformer block of Llama": (lambda s: nn.TransformerBlock(s, 8, 4, name="l", **LLAMA), (1, 3, 8)),
@@ -100,6 +103,7 @@ def test_gradients_are_those_of_differences(name, training):
             slope = None
             if backward:
                 s.backward(y, g)
+                assert not s.gradients._unreached, "a weight that nothing comes of"
                 slope = sum(float((p.grad.numpy() * d).sum()) for p, d in zip(weights, directions, strict=True))
             s.reset()
             return f, size, slope
@@ -219,8 +223,16 @@ def test_initialisers_are_their_formulas(dev):
     for made, draw, low, span in [
         (lambda s: nn.init.normal(s, shape, 2.0, 3.0), z, 2.0, 3.0),
         (lambda s: nn.init.uniform(s, shape, -2.0, 4.0), u, -2.0, 6.0),
+        (lambda s: nn.init.normal(s, shape), z, 0.0, 1.0),
+        (lambda s: nn.init.normal(s, shape, 2.0, 0.0), z, 2.0, 0.0),
+        (lambda s: nn.init.uniform(s, shape), u, -1.0, 2.0),
+        (lambda s: nn.init.uniform(s, shape, 2.0, 2.0), u, 2.0, 0.0),
+        (lambda s: nn.init.constant(s, shape), u, 0.0, 0.0),
         (lambda s: nn.init.xavier_normal(s, shape), z, 0.0, math.sqrt(2 / 10)),
+        (lambda s: nn.init.xavier_normal(s, shape, 3.0), z, 0.0, 3 * math.sqrt(2 / 10)),
         (lambda s: nn.init.xavier_uniform(s, shape), u, -math.sqrt(6 / 10), 2 * math.sqrt(6 / 10)),
+        (lambda s: nn.init.xavier_uniform(s, shape, 3.0), u, -3 * math.sqrt(6 / 10), 6 * math.sqrt(6 / 10)),
+        (lambda s: nn.init.kaiming_uniform(s, shape, slope=3.0), u, -math.sqrt(1 / 10), 2 * math.sqrt(1 / 10)),
         (lambda s: nn.init.kaiming_uniform(s, shape, slope=0.0), u, -1.0, 2.0),
         (lambda s: nn.init.zeros(s, shape), u, 0.0, 0.0),
         (lambda s: nn.init.ones(s, shape), u, 1.0, 0.0),
@@ -230,10 +242,83 @@ def test_initialisers_are_their_formulas(dev):
         assert found.dtype == np.float32 and np.allclose(found, low + span * drawn, rtol=1e-6, atol=1e-6)
     for said, call in (
         ("std: got -1", lambda s: nn.init.normal(s, shape, std=-1)),
+        ("std: got nan", lambda s: nn.init.normal(s, shape, std=math.nan)),
         ("low: got 2", lambda s: nn.init.uniform(s, shape, 2, 1)),
+        ("low: got nan", lambda s: nn.init.uniform(s, shape, math.nan)),
         (r"shape: got \(3,\)", lambda s: nn.init.kaiming_uniform(s, (3,))),
     ):
         assert_raises_regex(errors.ArgumentError, said, with_fresh, call)
+
+
+def test_initialisers_of_nothing(s):
+    """A fan of 0 is no division by it, and gives biases of 0."""
+    assert nn.init.fans((8, 3, 5, 5)) == (75, 200)
+    for initialiser in (nn.init.kaiming_uniform, nn.init.xavier_normal, nn.init.xavier_uniform):
+        assert all(initialiser(s, shape).shape == shape for shape in ((0, 0), (3, 0), (0, 3, 2)))
+    assert (
+        nn.Linear(s, 0, 3, name="l").bias.value.tolist()
+        == nn.Conv(s, 2, 3, 0, name="c").bias.value.tolist()
+        == [0.0] * 3
+    )
+
+
+def within(low, high):
+    return partial(nn.init.uniform, low=low, high=high)
+
+
+def logarithms(s, shape):
+    return np.log(np.broadcast_to(np.arange(1, shape[1] + 1), shape)).astype(np.float32)
+
+
+XAVIER, KAIMING, ZEROS, ONES = nn.init.xavier_uniform, nn.init.kaiming_uniform, nn.init.zeros, nn.init.ones
+#: layers, and what their parameters are drawn by, in their order
+STARTS = [
+    (lambda s: nn.Embedding(s, 5, 4, name="l"), [nn.init.normal]),
+    (lambda s: nn.MultiHeadAttention(s, 8, 2, name="l", kv_heads=1, bias=True), [XAVIER] * 4 + [ZEROS] * 4),
+    (lambda s: nn.TransformerBlock(s, 8, 2, name="l", norm="rms", activation="swiglu", bias=False), [ONES, *[XAVIER] * 4,
+     ONES, *[KAIMING] * 3]),
+    (lambda s: nn.LSTM(s, 2, 4, name="l"), [within(-0.5, 0.5)] * 4),
+    (lambda s: nn.GRU(s, 2, 4, name="l"), [within(-0.5, 0.5)] * 4),
+    (lambda s: nn.SpectralConv1d(s, 2, 3, name="l"), [within(0, 0.25)] * 2),
+    (lambda s: nn.SpectralConv2d(s, 2, 3, name="l"), [within(0, 0.25)] * 2),
+    (lambda s: nn.MambaBlock(s, 2, name="l", taps=16, state=3), [KAIMING, KAIMING, *[within(-0.25, 0.25)] * 2, KAIMING, KAIMING,
+     None, KAIMING, KAIMING, logarithms, ONES, KAIMING]),
+    (lambda s: nn.GroupNorm(s, 2, 4, name="l"), [ONES, ZEROS]), (lambda s: nn.LayerNorm(s, 4, name="l"), [ONES, ZEROS]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "initialisers"), STARTS)
+def test_weights_start_as_their_layers_say(make, initialisers):
+    """None stands for a draw of a start with a test of its own."""
+    with Session("cpu", seed=5) as s, Session("cpu", seed=5) as again:
+        for p, initialiser in zip(make(s).parameters(), initialisers, strict=True):
+            expected = (initialiser or nn.init.uniform)(again, p.shape)
+            assert initialiser is None or np.array_equal(p.value, expected), p.name
+
+
+#: what is used where nothing is said, and what PyTorch has where it has the same
+DEFAULTS = {
+    nn.Dropout: {"p": 0.5}, nn.BatchNorm: {"eps": 1e-5, "momentum": 0.1}, nn.LayerNorm: {"eps": 1e-5},
+    nn.RMSNorm: {"eps": 2**-23}, nn.GroupNorm: {"eps": 1e-5}, nn.InstanceNorm: {"eps": 1e-5, "affine": False},
+    nn.Upsample: {"factor": 2},
+    nn.SmoothMaxPool: {"beta": 1.0}, nn.SelectiveScan: {"state": 16}, nn.MambaBlock: {"state": 16, "expand": 2, "taps": 4},
+    nn.TransformerBlock: {"ratio": 4, "norm": "layer", "activation": "gelu", "causal": False, "dropout": 0.0},
+    nn.FNOBlock1d: {"activation": "gelu"}, nn.FNOBlock2d: {"activation": "gelu"},
+    nn.init.kaiming_uniform: {"slope": math.sqrt(5)}, nn.schedules.milestones: {"factor": 0.1},
+    nn.schedules.step_decay: {"factor": 0.1}, nn.schedules.polynomial: {"power": 1.0, "final": 0.0, "warmup": 0},
+    tlrt.optim.SGD: {"lr": 1e-2, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False},
+    tlrt.optim.Adam: {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0},
+    tlrt.optim.AdamW: {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 1e-2},
+    tlrt.optim.RMSprop: {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": False},
+    tlrt.optim.Lion: {"lr": 1e-4, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0},
+    tlrt.optim.ExponentialMovingAverage: {"decay": 0.999},
+}  # fmt: skip
+
+
+def test_what_is_left_out_is_the_default():
+    for thing, wanted in DEFAULTS.items():
+        known = inspect.signature(thing).parameters
+        assert {name: known[name].default for name in wanted} == wanted, thing
 
 
 def test_weights_begin_as_they_are_told(s):
@@ -245,6 +330,7 @@ def test_weights_begin_as_they_are_told(s):
         nn.ConvTranspose(s, 2, 2, 3, name="transposed", **told), nn.Embedding(s, 4, 3, name="words", **weight),
         nn.MultiHeadAttention(s, 8, 2, name="heads", **weight),
     ]  # fmt: skip
-    for layer in layers:
+    block = nn.TransformerBlock(s, 8, 2, name="block", activation="reglu", bias=False, **weight)
+    for layer in [*layers, block.attention, block.gate, block.up, block.down]:
         for p in layer.parameters():
             assert (p.value == (0.5 if p.name.endswith("bias") else 0.25)).all(), p.name

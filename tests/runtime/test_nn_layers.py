@@ -293,6 +293,14 @@ def test_bad_sizes_are_refused(s):
     assert nn.Layer().parameters() == []
 
 
+def test_sizes_that_follow_from_others(s):
+    assert nn.SelectiveScan(s, 17, name="a").low.weight.shape == (2, 17)
+    assert nn.MambaBlock(s, 3, name="b").conv_weight.shape == (4, 6)
+    assert nn.TransformerBlock(s, 4, 2, name="c").up.weight.shape == (16, 4)
+    assert nn.MultiHeadAttention(s, 8, 4, name="d", kv_heads=2).key.shape == (8, 4)
+    assert nn.AvgPool((2, 3)).stride == (2, 3) and nn.SmoothMaxPool(2, rank=1).stride == (2,)
+
+
 @pytest.mark.parametrize("spatial", [(5,), (4, 3), (2, 3, 2)])
 def test_adaptive_pools_and_upsampling(s, spatial):
     a, axes = normals(2, 3, *spatial), tuple(range(2, 2 + len(spatial)))

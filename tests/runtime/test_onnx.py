@@ -1,5 +1,6 @@
 """Models in the ONNX format: what they give, how they train, what is refused and how it is said."""
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     np.savez(tmp_path / "in.npz", x=drawn(1, 5, 6))
     assert main(["onnx", file, "--compare", "spec,cpu", "--inputs", str(tmp_path / "in.npz")]) == 0
     onnx.save(model([node("Log", "x", "y")], [("x", F, ["n"])], "y", {}), file)
+    inputs = [
+        importlib.import_module("tlrt.onnx.command").draw(importer.load(file), {"n": 3}, seed)["x"]
+        for seed in (0, 1, 1)
+    ]
+    assert inputs[0].shape == (3,) and (inputs[0] != inputs[1]).all() and (inputs[1] == inputs[2]).all()
     for options, status in (([], 0), (["--sizes", "n=8"], 1)):
         assert main(["onnx", file, "--compare", "spec,cpu", *options]) == status
         assert ("NaN begins at" in capsys.readouterr().out) == bool(status)

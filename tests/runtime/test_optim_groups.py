@@ -158,6 +158,32 @@ def test_groups_share_what_they_do_not_have(s):
     assert_raises_regex(errors.ReleasedError, "Adam: got a closed", first.step)
 
 
+def test_a_state_goes_to_other_orders_and_groups(s):
+    """Where parameters that share a group had equal hyperparameters, each has its own state and settings."""
+    a, b, c = (s.param(START * k, name) for k, name in enumerate("abc", 1))
+    makers = [
+        (lambda: optim.Adam([a, b, c]), lambda: optim.Adam([c, a, b])),
+        (lambda: optim.SGD([{"params": [a, b], "lr": 0.5}, {"params": c}], momentum=0.5),
+         lambda: optim.SGD([{"params": b}, {"params": c}, {"params": a}], momentum=0.25)),
+    ]  # fmt: skip
+    s.backward(s.reduce_sum(s.square(a) * b * c))
+    for make, remake in makers:
+        first, second = make(), remake()
+        first.step()
+        settings, arrays = first.state()
+        second.load_state(settings, arrays)
+        again, found = second.state()
+        assert {n: x.tolist() for n, x in found.items()} == {n: x.tolist() for n, x in arrays.items()}
+        for one in (settings, again):
+            parts = one.pop("groups", [{**one}])
+            one["each"] = {n: {k: v for k, v in g.items() if k != "parameters"} for g in parts for n in g["parameters"]}
+        assert again.pop("parameters") == [p.name for p in second.parameters] != settings.pop("parameters")
+        assert again == settings and second.steps == 1
+    settings, arrays = first.state()
+    mixed = optim.SGD([{"params": [a, c]}, {"params": b}], momentum=0.5)
+    assert_raises_regex(errors.ArgumentError, "parameters: got", mixed.load_state, settings, arrays)
+
+
 @pytest.mark.parametrize(
     ("groups", "said"),
     [

@@ -106,6 +106,23 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
         nn.MultiHeadAttention(s, 8, 4, kv_heads=0, name="m"),
     "SGD: parameters: got those of several sessions": lambda s:
         optim.SGD([{"params": [s.param([1.0], "a")]}, {"params": [Session(s.device).param([1.0], "a")]}], 0.1),
+    r"spectral_conv2d: w_re: got shape \(3, 2, 2, 3\) .*expected \(2·m1, m2, 2, out\)": lambda s: spectral(s, (3, 2)),
+    r"spectral_conv2d: w_re: got shape \(6, 2, 2, 3\) .*, 2·m1 <= 4": lambda s: spectral(s, (6, 2)),
+    r"spectral_conv2d: w_re: got shape \(2, 4, 2, 3\) .* and m2 <= 3$": lambda s: spectral(s, (2, 4)),
+    r"spectral_conv2d: w_im: got shape \(2, 1, 2, 3\), expected \(2, 2, 2, 3\)": lambda s: spectral(s, (2, 2), (2, 1)),
+    "BatchNorm: momentum: got -0.5, expected 0 <= momentum <= 1": lambda s: nn.BatchNorm(s, 2, name="n", momentum=-0.5),
+    "Dropout: p: got -0.5, expected 0 <= p < 1": lambda s: nn.Dropout(-0.5),
+    r"LayerNorm: x: got shape \(2, 5, 4\), expected \(…, 3, 4\)": lambda s:
+        nn.LayerNorm(s, (3, 4), name="n")(s.zeros((2, 5, 4))),
+    r"LSTM: states: got tuple, expected \(h_0, c_0\)": lambda s:
+        nn.LSTM(s, 2, 3, name="l")(s.zeros((1, 2)), (s.zeros((1, 3)),) * 3),
+    "conv_transpose: padding: got 'same' with stride": lambda s:
+        s.conv_transpose(s.zeros((2, 2, 3)), None, s.zeros((2, 5)), padding="same"),
+    r"index: key: got booleans of shape \(3, 2\), expected \(2, 3\)": lambda s: s.zeros((2, 3))[np.ones((3, 2), bool)],
+    r"index: key: got 0 indices, 2 \.\.\.": lambda s: s.zeros((2, 3))[..., ...],
+    "topk: k: got -1, expected 0 <= k <= 3": lambda s: s.topk(s.zeros(3), -1),
+    "max: axis: got 0, expected no axis where there are two tensors": lambda s: s.max(s.zeros(2), s.zeros(2), axis=0),
+    "min: axis: got None, expected no axis": lambda s: s.min(s.zeros(2), s.zeros(2), keepdims=True),
     "^len: got a scalar tensor, expected at least one axis": lambda s: len(s.const(1.0)),
     "cross_entropy: ignore_index: got 1, expected 3 or more, as the labels are read in place": lambda s:
         s.cross_entropy(s.zeros((2, 3)), s.argmax(s.zeros((2, 3)), 1), ignore_index=1),
@@ -155,6 +172,11 @@ def attend(s: Any, mask: Any, mode: Any = None) -> Any:
     return s.flash_attention(*(s.zeros((1, 2, 3)),) * 3, mask, mode)
 
 
+def spectral(s: Any, modes: tuple[int, int], others: Any = None) -> Any:
+    """A convolution of two channels over a grid of 4 and 5."""
+    return s.spectral_conv2d(s.zeros((1, 2, 4, 5)), *(s.zeros((*m, 2, 3)) for m in (modes, others or modes)))
+
+
 def pad(s: Any, padding: Any, **options: Any) -> Any:
     return s.conv(s.zeros((2, 2, 3)), None, s.zeros((1, 2, 5)), padding=padding, **options)
 
@@ -198,6 +220,7 @@ def test_what_says_no_value_of_what_is_gone() -> None:
 
 def test_results_and_numbers_of_a_session(s: Session) -> None:
     assert s.shape(3.0) == ()
+    assert s.norm(s.zeros((2, 0)), np.inf, 1).numpy().tolist() == [0.0, 0.0] and s.norm(s.zeros(0), np.inf).item() == 0
     kept, n = s.capture(lambda: s.zeros(2)).outputs, s.nat(1)
     with Session(s.device) as other:
         assert_raises_regex(ValueError, "one of another session", other.relu, kept)

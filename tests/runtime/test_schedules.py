@@ -64,6 +64,11 @@ def test_cosine_and_polynomial_rise_alike():
     assert falls == [*rise, 0.625, 0.5, 0.5]
     assert schedules.cosine(2, peak=1.0, total=2, warmup=2, final=0.25) == 0.25
     assert schedules.one_cycle(50, peak=1.0, total=10) == pytest.approx(4e-6)
+    assert (
+        schedules.one_cycle(0, peak=2.0, total=4, rise=0.25)
+        == schedules.one_cycle(9, peak=2.0, total=4, rise=1.0)
+        == 2.0
+    )
 
 
 def test_schedules_refuse():
@@ -72,11 +77,17 @@ def test_schedules_refuse():
             lambda: schedules.cosine(0, peak=1.0, total=2, warmup=3),
             "cosine: warmup: got 3, expected 0 <= warmup <= total",
         ),
+        (lambda: schedules.cosine(0, peak=1.0, total=2, warmup=-1), "warmup: got -1"),
         (lambda: schedules.cosine_restarts(0, peak=1.0, period=0), "period, growth: got 0, 1"),
+        (lambda: schedules.cosine_restarts(0, peak=1.0, period=1, growth=0), "period, growth: got 1, 0"),
         (lambda: schedules.inverse_sqrt(0, peak=1.0, warmup=0), "warmup: got 0"),
         (lambda: schedules.step_decay(0, peak=1.0, every=0), "every: got 0"),
         (lambda: schedules.one_cycle(0, peak=1.0, total=0), "expected 1 or more"),
+        (lambda: schedules.one_cycle(0, peak=1.0, total=1, rise=-0.5), "total, rise: got 1, -0.5"),
+        (lambda: schedules.one_cycle(0, peak=1.0, total=1, rise=1.5), "total, rise: got 1, 1.5"),
         (lambda: schedules.polynomial(0, peak=1.0, total=2, warmup=3), "warmup: got 3"),
         (lambda: schedules.warmup_stable_decay(0, peak=1.0, total=5, warmup=3, decay=3), "together at most total = 5"),
+        (lambda: schedules.warmup_stable_decay(0, peak=1.0, total=5, warmup=-1, decay=3), "warmup, decay: got -1, 3"),
+        (lambda: schedules.warmup_stable_decay(0, peak=1.0, total=5, warmup=3, decay=-1), "warmup, decay: got 3, -1"),
     ):
         assert_raises_regex(ArgumentError, said, call)

@@ -139,6 +139,7 @@ def test_a_shared_parameter_has_both_names_and_one_value(s: Session) -> None:
     assert [n for n, _ in tied.named_parameters()] == ["embedding.weight"] and len(tied.parameters()) == 1
     tied.embedding(np.array([1]))
     fresh = RNG.standard_normal((5, 3)).astype(np.float32)
+    fresh[0, 0] = np.nan  # equals itself
     tied.load_state_dict(dict.fromkeys(state, fresh))
     assert_array_equal(tied.decoder.weight.value, fresh)
     said = "decoder.weight: got another value"
@@ -208,6 +209,23 @@ def test_what_a_module_of_torch_has_and_a_layer_has_not(s: Session) -> None:
         width = property(lambda self: self.nothing)
 
     assert_raises_regex(AttributeError, "Odd has no attribute 'nothing'$", getattr, Odd(), "width")
+
+
+def test_what_attributes_hold_is_printed_and_named(s: Session) -> None:
+    """Layers held twice, in tuples and by their bound methods, and parameters in lists."""
+
+    class Odd(nn.Layer):
+        def __init__(self) -> None:
+            self.first = self.again = nn.Linear(s, 2, 3, name="l")
+            self.parts = (nn.Linear(s, 3, 1, name="m", bias=False).__call__, [s.param([1.0, 2.0], "own")])
+
+    odd, linear = Odd(), "Linear(weight[3, 2], bias[3]): 9 parameters"
+    assert repr(odd).splitlines() == [
+        "Odd(): 14 parameters", f"    first: {linear}", f"    again: {linear} (as above)", "    parts:", "        0: __call__",
+        "        1:", "            0: Parameter[2]",
+    ]  # fmt: skip
+    assert [n for n, _ in odd.named_parameters()] == ["first.weight", "first.bias", "parts.0.weight", "parts.1.0"]
+    assert [p.name for p in odd.parameters()] == ["l.weight", "l.bias", "m.weight", "own"]
 
 
 def test_a_list_of_layers(s: Session) -> None:

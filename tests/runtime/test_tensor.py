@@ -154,6 +154,7 @@ def test_indexing_is_numpys(s):
 def test_numbers_from_tensors(s):
     x = s.input([1.5])
     assert float(x) == 1.5 and int(x) == 1 and f"{x:.2f}" == "1.50" and f"{x}" == str(x)
+    assert x.__dlpack_device__() == (1, 0) and np.from_dlpack(x) == 1.5
     for wrong in (s.zeros((2,)), s.zeros((0,))):
         assert_raises_regex(TypeError, "expected one element", float, wrong)
     for call in (lambda: s.scale(x, x), lambda: s.clamp(x, 0, x), lambda: s.axpy(x, x, s.param([2.0]))):

@@ -106,6 +106,7 @@ def test_what_overflows_or_may_divide_by_nothing_is_free() -> None:
     )
     assert np.allclose(known.error, np.array([0.75, 0]) + 2.5 * (2 * U * np.array([8, 1]) + TINY), rtol=1e-12, atol=0)
     assert Run.of(np.array([-2.0, 0.0]), U).error.tolist() == [2 * U, 0]
+    assert np.isfinite(of(1.0, np.inf).tolerance).all()  # which is no leave to pass
 
 
 @pytest.mark.operations("adam_step", "adamw_step")

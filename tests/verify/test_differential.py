@@ -8,7 +8,7 @@ import pytest
 
 import tlrt
 from tests import ROOT, has_cuda, slightly_wrong
-from tlrt import kernels
+from tlrt import differential, kernels
 from tlrt.differential import Failure, Report, Row, _drift, compare, main
 
 DEVICES = ["spec", "cpu"] + (["cuda"] if has_cuda() else [])
@@ -85,6 +85,30 @@ def test_command(tmp_path, capsys):
     assert done.returncode == 2 and "expected a Python file" in done.stderr
 
 
+def test_options_reach_the_comparison(tmp_path, monkeypatch, capsys):
+    path, calls, report = tmp_path / "model.py", [], Report(("cpu",))
+    path.write_text("def other(s):\n    return s.zeros(1)\n")
+    monkeypatch.setattr(
+        differential, "compare", lambda program, names, **how: calls.append((program.__name__, names, how)) or report
+    )
+    words = [
+        str(path),
+        "--function",
+        "other",
+        "--devices",
+        "cpu,spec",
+        "--seed",
+        "7",
+        "--reproduce",
+        str(tmp_path / "r"),
+    ]
+    assert main(words) == 0
+    [(name, names, how)] = calls
+    assert (name, names, how["seed"], how["reproduce"]) == ("other", ["cpu", "spec"], 7, tmp_path / "r")
+    report.failures.append(Failure("cpu", 1, 3, "exp", "forward", "too far"))
+    assert main(words) == 1 and "exp (forward): too far" in capsys.readouterr().out
+
+
 def test_drift() -> None:
     inf, nan = np.inf, np.nan
     for value, reference, expected in (
@@ -106,6 +130,9 @@ def test_a_report_shows_the_worst_of_each_operation() -> None:
     assert ["tanh", "2", "0.25", "0.75", "4e-08"] in lines and ["exp", "1", "0.5"] in lines
     assert ["parameters:", "2,", "the", "largest", "drift", "3e-07", "(b)"] in lines and ["result:", "2.5"] in lines
     assert not any(line[:1] == ["leaf"] for line in lines) and "every result" in str(report)
+    report.not_numbers = ["cpu: step 1, node 3: exp", "cpu: step 2, node 3: exp"]
+    assert str(report).splitlines()[-2:] == ["no result out of its bound, but NaN begins at 2 nodes; the first:",
+                                             "  cpu: step 1, node 3: exp"]  # fmt: skip
     report.failures.append(Failure("cpu", 1, 3, "exp", "forward", "too far", "again"))
     assert "1 results out of bounds" in str(report) and "node 3: exp (forward): too far\n    again" in str(report)
 

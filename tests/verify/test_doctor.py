@@ -69,6 +69,8 @@ def test_bad_environment(python, variable, value, said):
     [
         ("8.0", "float64 is fast, which reproducible contexts compute in"),
         ("9.0", "float64 is fast, which reproducible contexts compute in"),
+        ("10.0", "float64 is fast, which reproducible contexts compute in"),
+        ("8.6", "float64 has 1/32 or 1/64 of float32's rate, so reproducible contexts work, slower"),
         ("8.9", "float64 has 1/32 or 1/64 of float32's rate, so reproducible contexts work, slower"),
         ("12.0", "float64 has 1/32 or 1/64 of float32's rate, so reproducible contexts work, slower"),
     ],

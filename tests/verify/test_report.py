@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import numpy as np
 import pytest
@@ -65,6 +65,11 @@ def test_the_document_has_every_field() -> None:
         "op", "entry", "family", "which", "device", "bound", "cases", "elements", "share", "ulp", "shares", "worst_line",
         "identical", "seconds", "laws", "classes", "failures", "verdict",
     }  # fmt: skip
+
+
+def test_a_result_goes_over_as_json_and_comes_back() -> None:
+    for result in results():
+        assert Result.of(json.loads(json.dumps(asdict(result)))) == result
 
 
 def test_a_failure_shows_the_inputs() -> None:

@@ -25,7 +25,7 @@ from tlrt.verify.report import Failure, Report, Result, count_entries, summarise
 from tlspec import registry
 from tlspec.bounds import Bound
 from tlspec.compare import Comparison
-from tlspec.draw.cases import Case, draw_case
+from tlspec.draw.cases import EDGES, PATH, Case, data_classes, draw_case
 from tlspec.registry import Op
 
 
@@ -179,6 +179,61 @@ def test_law_that_raises_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert results[0].cases > 0  # the cases were run all the same
 
 
+def test_a_plan_has_every_size_of_each_data_class() -> None:
+    row = some(lambda r: len(r.drawing.paths) > 1)
+    classes, sizes = data_classes(row, "forward"), ["medium", EDGES, "small", EDGES, "small", EDGES, "medium"]
+    plan = [*verifier.plan_cases(row, "forward", verifier.Settings(cases=7, seed=3))]
+    drawn, (large, *paths) = plan[: 7 * len(classes)], plan[7 * len(classes) :]
+    assert drawn == [(3 + i, data, size) for data in classes for i, size in enumerate(sizes)]
+    assert large == (3, classes[0], "large") and [(i, size) for i, _, size in paths] == [
+        (i, PATH) for i in range(len(row.drawing.paths))
+    ]
+    assert {data for _, data, _ in paths} == set(classes[: len(paths)])
+    few = verifier.Settings(cases=2, size="small", data=("normal",))
+    assert [*verifier.plan_cases(row, "forward", few)] == [(0, "normal", "small"), (1, "normal", "small")]
+    assert len([*verifier.plan_cases(row, "forward", verifier.Settings(cases=5))]) == 5 * len(classes)
+
+
+def test_repetitions_take_turns() -> None:
+    """Each variant with one thread and with two; each choice of gradients but none and all."""
+    runtime = verify_run.Runtime("cpu")
+    checks = verifier.Verifier({"cpu": runtime}, verifier.Settings(variants=True))
+
+    def labels(name: str, which: str) -> set[str]:
+        cases = [draw_case(name, seed, "normal", "small", which) for seed in range(8)]
+        return {r.label for case in cases for r in checks._repetitions(case, runtime)}
+
+    assert {f"with {v} and {n} threads" for v in checks.variants for n in (1, 2)} < labels("relu", "forward")
+    names = [a.name for a in registry.get("layer_norm").vjp_signature.outputs]
+    chosen = [", ".join(names[i] for i in range(3) if k >> i & 1) for k in range(1, 7)]
+    assert {f"when only {text} is wanted" for text in chosen} < labels("layer_norm", "vjp")
+
+
+@pytest.mark.parametrize("share", [1.0, 1.5])
+def test_a_law_that_is_broken_is_a_failure(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier.laws, "check", lambda *_: (share, "there"))
+    row = some(lambda r: r.contract.laws)
+    checks = verifier.Verifier({"cpu": verify_run.Runtime("cpu")}, verifier.Settings(cases=1, size="small"))
+    (result,) = checks.check(row, "forward")
+    assert result.laws and {f.kind for f in result.failures} == ({"law"} if share > 1 else set())
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1])
+def test_bits_of_a_second_device_are_those_of_the_first(wrong: int | None) -> None:
+    """The verdict stays, whatever cases follow; the line is that of the case with the largest error."""
+
+    class Second(verify_run.Runtime):
+        def run(self, case: Case, **options: Any) -> list[np.ndarray | None]:
+            return [y if case.seed != wrong else np.nextafter(y, np.inf) for y in super().run(case, **options)]
+
+    checks = verifier.Verifier({"cpu": verify_run.Runtime("cpu"), "cuda": Second("cpu")})
+    cases = [draw_case(ELEMENTWISE, seed, "normal", "small") for seed in range(3)]
+    first, second = checks.check(ELEMENTWISE, "forward", cases)
+    assert first.identical is None and first.ok and second.identical is (wrong is None)
+    assert [f.device for f in second.failures if f.kind == "bits"] == ["cpu,cpu"] * (wrong is not None)
+    assert wrong is None or f"--seed {wrong} " in f"{second.worst_line} "
+
+
 def test_own_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = draw_case(SHAPED, 5, "normal", "small")
     arrays = {k: x.astype(np.float64) for k, x in case.inputs.items() if x is not None}
@@ -200,6 +255,46 @@ def test_own_arrays_in_a_file_whose_name_needs_quotes(
     assert verify.main(["--ops", SHAPED.name, "--inputs", str(path), "--device", "cpu"]) == 1
     lines = [s.strip() for s in capsys.readouterr().out.splitlines() if s.strip().startswith("python -m tlrt verify")]
     assert lines and all(str(path) in shlex.split(line) for line in lines)
+
+
+def test_options_reach_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs: list[Any] = []
+    monkeypatch.setattr(verify, "run_checks", lambda *given, **named: runs.append((*given, *named.values())))
+    words = [
+        "--ops",
+        "relu",
+        "--device",
+        "cpu, cpu",
+        "--data",
+        "normal, special",
+        "--cases",
+        "3",
+        "--seed",
+        "5",
+        "--size",
+        "small",
+    ]
+    assert verify.main([*words, "--variants", "--math", "reproducible", "--jobs", "4"]) == 1  # nothing was checked
+    checks, work, report, jobs, _ = runs.pop()
+    assert checks.settings == verifier.Settings(3, 5, "small", ("normal", "special"), True, False, "reproducible")
+    assert checks.runtimes["cpu"].device.math == "reproducible" and checks.variants and jobs == 4 and report.seed == 5
+    assert [(row.name, which) for row, which, _ in work] == [("relu", "forward"), ("relu", "vjp")]
+    np.savez(tmp_path / "own.npz", x=np.ones(3))
+    own = ["--ops", "relu", "--inputs", str(tmp_path / "own.npz"), "--jobs", "4"]
+    for cores, words, jobs in (
+        (32, [], verify.MOST_JOBS),
+        (1, [], 1),
+        (4, ["--trace"], 1),
+        (4, ["--ops", "relu"], 1),
+        (4, own, 1),
+    ):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: range(cores))
+        assert verify.main(["--device", "cpu", *words]) == 1 and runs.pop()[3] == jobs, words
+    said = verify.verify_drawn(["cpu"], "relu", 2, math="reproducible").command
+    assert said == "python -m tlrt verify --cases 2 --math reproducible"
+    checks, *_ = runs.pop()
+    assert checks.settings == verifier.Settings(2, math="reproducible")
+    assert checks.runtimes["cpu"].device.math == "reproducible"
 
 
 def test_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

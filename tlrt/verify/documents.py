@@ -1,7 +1,8 @@
 """Documents that runs write: one indented JSON value, or JSON lines where the file's name ends in ``.jsonl``.
 
 JSON lines hold one measurement a line. A line's ``at`` is its place in the document, with ``[]`` for the next item of a list and
-the last key under ``key`` for the entries of a table: ``{"at": "verify.results[]", "entry": "exp", ...}``. A long list of plain
+the last key under ``key`` for the entries of a table: ``{"at": "verify.results[]", "entry": "exp", ...}``. In a place the
+characters ``.``, ``[`` and ``%`` of a name are ``%2E``, ``%5B`` and ``%25``. A long list of plain
 values comes in parts, each with its ``items`` at a place that ends in ``[+]``. The first line is the document's own, with what
 is short. Reading gives back the document that was written.
 """
@@ -97,13 +98,22 @@ def _has_lines(name: str, value: Any) -> bool:
     return any(_has_lines(*item) for table in tables for item in table.items())
 
 
+def _escape(name: str) -> str:
+    """A name as a part of a place, which has no other dots and brackets than those of the place."""
+    return name.replace("%", "%25").replace(".", "%2E").replace("[", "%5B")
+
+
+def _unescape(part: str) -> str:
+    return part.replace("%5B", "[").replace("%2E", ".").replace("%25", "%")
+
+
 def _lines(place: str, key: str | None, value: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The lines of a table at a place: its short values, then what has lines of its own."""
     apart = {name: inner for name, inner in value.items() if _has_lines(name, inner)}
     short = {name: inner for name, inner in value.items() if name not in apart}
     yield {"at": place, **({} if key is None else {"key": key}), **short}
     for name, inner in apart.items():
-        under = ".".join(filter(None, (place, key, name)))
+        under = ".".join(filter(None, (place, *(_escape(part) for part in (key, name) if part))))
         if isinstance(inner, dict) and all(isinstance(v, dict) for v in inner.values()):
             for key_, item in inner.items():
                 yield from _lines(under, key_, item)
@@ -169,7 +179,7 @@ def read_document(path: Path) -> Any:
     if path.suffix != ".jsonl":
         return json.loads(text)
     document: dict[str, Any] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         try:
             value = json.loads(line)
             _insert(document, value.pop("at"), value)
@@ -183,12 +193,12 @@ def _insert(document: dict[str, Any], place: str, value: dict[str, Any]) -> None
     key, target = value.pop("key", None), document
     *path, last = place.split(".") if place else [""]
     for part in path:
-        name = part.removesuffix("[]")
+        name = _unescape(part.removesuffix("[]"))
         target = target[name][-1] if part.endswith("[]") else target.setdefault(name, {})
     if last.endswith("[+]"):
-        target.setdefault(last.removesuffix("[+]"), []).extend(value["items"])
+        target.setdefault(_unescape(last.removesuffix("[+]")), []).extend(value["items"])
     elif last.endswith("[]"):
-        target.setdefault(last.removesuffix("[]"), []).append(value)
+        target.setdefault(_unescape(last.removesuffix("[]")), []).append(value)
     else:
-        target = target.setdefault(last, {}) if last else target
+        target = target.setdefault(_unescape(last), {}) if last else target
         (target if key is None else target.setdefault(key, {})).update(value)
