@@ -395,8 +395,8 @@ at::Tensor to_copy(c10::DispatchKeySet keys, const at::Tensor &x, std::optional<
     if (type && at::isIntegralType(*type, false) && x.is_floating_point() && is_plain(x) && current()) {
         const bool is_signed = at::isSignedType(*type);
         const int64_t bits = 8 * (int64_t)c10::elementSize(*type) - is_signed;
-        const double end = std::ldexp(1.0, (int)bits), begin = is_signed ? -end : -1;
-        const at::Tensor fits = (is_signed ? x.ge(begin) : x.gt(begin)).logical_and(x.lt(end));
+        const double end = std::ldexp(1.0, (int)bits), begin = is_signed ? -end : 0;
+        const at::Tensor fits = x.trunc().ge(begin).logical_and(x.lt(end));
         inside = at::where(fits, x, at::zeros({}, x.options()));
         from = &inside;
     }

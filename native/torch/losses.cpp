@@ -86,7 +86,7 @@ Maybe multi_margin(const at::Tensor &x, const at::Tensor &target, const at::Scal
     at::Tensor terms = p.toDouble() == 1 ? m.slack : m.slack.mul(m.slack);
     if (kept(weight)) terms = terms.mul(weight->index({m.labels}));
     const at::Tensor rows = terms.sum(1).div((double)m.x.size(1));
-    return reduced(x.dim() < 2 ? rows.reshape({}) : rows, reduction);
+    return reduced(target.dim() ? rows : rows.reshape({}), reduction);
 }
 Maybe multi_margin_backward(const at::Tensor &g, const at::Tensor &x, const at::Tensor &target, const at::Scalar &p,
                             const at::Scalar &margin, const Maybe &weight, int64_t reduction)

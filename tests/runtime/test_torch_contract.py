@@ -189,6 +189,37 @@ def test_results_have_the_type_that_is_asked_for(case: str) -> None:
             torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_numbers_that_integers_do_not_hold_become_0(kind: Any) -> None:
+    """Both ends of a type's range, and what is cut off to lie inside."""
+    info = torch.iinfo(kind)
+    ends = [float(info.min), float(info.max), info.max + 1.0, info.min - 1.0, info.min - 0.5, info.max + 0.5]
+    for real in (torch.float32, torch.float64):
+        x = torch.tensor([*ends, -0.5, 3.7, torch.nan, torch.inf, -torch.inf], dtype=real)
+        with mode.reproducible(strict=True):
+            found = x.to(kind)
+        expected = [int(v) if np.isfinite(v) and info.min <= int(v) <= info.max else 0 for v in x.tolist()]
+        assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_factors_count_in_place(dtype: Any) -> None:
+    x, y, z = (drawn(k, 4, 4).to(dtype) for k in (1, 2, 3))
+    with mode.reproducible(strict=True):
+        pairs = [
+            (x.clone().add_(y, alpha=0.3), torch.add(x, y, alpha=0.3)),
+            (x.clone().sub_(y, alpha=0.3), torch.sub(x, y, alpha=0.3)),
+            (x.clone().addcmul_(y, z, value=0.3), torch.addcmul(x, y, z, value=0.3)),
+            (x.clone().addcdiv_(y, z, value=0.3), torch.addcdiv(x, y, z, value=0.3)),
+            (x.clone().lerp_(y, 0.3), torch.lerp(x, y, 0.3)), (x.clone().lerp_(y, z), torch.lerp(x, y, z)),
+        ]  # fmt: skip
+        for mine, other in pairs:
+            assert torch.equal(mine, other) and not torch.equal(mine, x)
+        torch.testing.assert_close(pairs[1][0], x - (0.3 * y.double()).to(dtype))
+        ends = [torch.lerp(1000 * x, y, w) for w in (1.0, torch.ones_like(x), 0.0, torch.zeros_like(x))]
+    assert all(torch.equal(a, b) for a, b in zip(ends, (y, y, 1000 * x, 1000 * x), strict=True))
+
+
 def test_a_result_over_its_operand_is_that_of_the_operand() -> None:
     x = drawn(1, 6, 6)
     with mode.reproducible(strict=True):
@@ -307,17 +338,24 @@ def test_fake_quantisation(dtype: Any, device: str) -> None:
     with mode.reproducible(strict=True):
         torch.fake_quantize_per_tensor_affine(leaf, 0.0625, 0, -100, 99).sum().backward()
     assert torch.equal(leaf.grad, ((leaf * 16).round().clamp(-100, 99) == (leaf * 16).round()).to(dtype))
-    with pytest.raises(RuntimeError, match="must be between `quant_min`"), mode.reproducible():
-        torch.fake_quantize_per_tensor_affine(x, 0.1, 300, 0, 255)
+    for outside in (-1, 256):
+        with pytest.raises(RuntimeError, match="between `quant_min`"), mode.reproducible():
+            torch.fake_quantize_per_tensor_affine(x, 0.1, outside, 0, 255)
+        with pytest.raises(RuntimeError, match="between `quant_min`"), mode.reproducible():
+            torch.fake_quantize_per_channel_affine(x.float(), scales, torch.tensor([1, outside, 3, 4]).int(), 1, 0, 255)
+    with mode.reproducible() as report:
+        torch.fake_quantize_per_channel_affine(x.float(), scales, scales, 1, 0, 255)
+    assert report.left == ("fake_quantize_per_channel_affine_cachemask",)
 
 
 def test_autocast_does_not_reach_into_operators() -> None:
     x = drawn(1, 6, 6)
     with torch.autocast("cpu", dtype=torch.bfloat16), mode.reproducible(strict=True):
         found = torch.mm(x, x, out=torch.empty(6, 6))
-        wide = torch.cdist(x, x)
+        wide, root = torch.cdist(x, x), torch.linalg.matrix_exp(x)
     with mode.reproducible():
         assert torch.equal(found, x @ x) and torch.equal(wide, torch.cdist(x, x))
+        assert torch.equal(root, torch.linalg.matrix_exp(x))
 
 
 def test_tangents_pass_through_attention() -> None:
@@ -369,7 +407,7 @@ def overlap(a: Any, b: Any) -> float:
     return sides.prod() / ((a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - sides.prod())
 
 
-def test_boxes_that_overlap() -> None:
+def test_boxes_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchvision's nms: of boxes that overlap the one with the highest score, of equal ones the first."""
     rng = np.random.default_rng(3)
     corners = rng.uniform(0, 20, (60, 2, 2)).astype(np.float32)
@@ -382,6 +420,12 @@ def test_boxes_that_overlap() -> None:
                 kept.append(i)
         with mode.reproducible(strict=True):
             assert in_boxes.nms(torch.from_numpy(boxes), torch.from_numpy(scores), threshold).tolist() == kept
+            with monkeypatch.context() as patch:
+                patch.setattr(in_boxes, "_PAIRS", 7 * 60)
+                assert in_boxes.nms(torch.from_numpy(boxes), torch.from_numpy(scores), threshold).tolist() == kept
+    for x, y in ((boxes[:, :3], scores), (boxes, scores[:-1]), (boxes[0], scores)):
+        with pytest.raises(NotImplementedError):
+            in_boxes.nms(torch.from_numpy(x), torch.from_numpy(y), 0.5)
 
 
 def test_no_boxes() -> None:

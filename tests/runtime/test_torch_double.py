@@ -181,12 +181,15 @@ CASES: dict[str, Any] = {
     "roots": lambda x, y: (x.abs() + 1).sqrt() + (y.abs() + 1).rsqrt(),
     "saturation": lambda x, y: x.tanh() + y.sigmoid() + F.silu(x) + F.softplus(x * y, 0.7, 3),
     "units": lambda x, y: F.gelu(x) + F.gelu(y, approximate="tanh") + (x * y).erf() + (x / 4).tan(),
-    "layer norms": lambda x, y: F.layer_norm(x, (6,)) + F.layer_norm(x.view(2, 3, 6), (3, 6), y[:3], y[3:]).view(6, 6),
+    "layer norms": lambda x, y: F.layer_norm(x, (6,)) + F.layer_norm(x.view(2, 3, 6), (3, 6), y[:3], y[3:]).view(6, 6)
+    + F.layer_norm(y, (6, 6), x, x * y),
     "sums": lambda x, y: x.sum() + y.sum(1, keepdim=True) + x.float().sum(0, dtype=torch.float64) + x[:, :5].sum((0, 1)),
     "means": lambda x, y: x.mean() + y.mean(0) + (x * y).mean(-1, keepdim=True),
     "variances": lambda x, y: x.var(1) + y.std(0, correction=0) + sum(torch.var_mean(x)) + torch.std_mean(y, 1)[0],
     "norms": lambda x, y: sum(torch.linalg.vector_norm(x, p, dim=1) for p in (0.5, 1, 2, 2.5, math.inf)) + y.norm(),
     "softmax": lambda x, y: both(x) * both(y),
+    "softmax of what is masked": lambda x, y: torch.ops.aten._safe_softmax(x.masked_fill(
+        (x > 1) | (y[:, :1] > 0), -math.inf), 1) * y,
     "running sums": lambda x, y: x.cumsum(1) + y[:5].cumsum(0).sum(),
     "products of matrices": lambda x, y: x @ y + torch.addmm(x, x, y, beta=0.5, alpha=2) + F.linear(x, y, y[0]),
     "products of batches": lambda x, y: (x.view(2, 3, 6) @ y.view(2, 6, 3)).sum(0)
@@ -339,7 +342,7 @@ def test_roots_are_rounded_correctly(device: str) -> None:
 #: function -> what it is, and its limit at 0, and at -1 and -inf
 GAMMA: dict[str, Any] = {
     "lgamma": (torch.lgamma, lambda x: mp.log(abs(mp.gamma(x))), math.inf, math.inf, math.inf),
-    "digamma": (torch.digamma, mp.digamma, -math.inf, math.nan, math.nan),
+    "digamma": (lambda x: torch.polygamma(0, x), mp.digamma, -math.inf, math.nan, math.nan),
     "trigamma": (lambda x: torch.polygamma(1, x), lambda x: mp.polygamma(1, x), math.inf, math.inf, math.nan),
 }
 
@@ -360,10 +363,15 @@ def test_gamma_functions(name: str, device: str) -> None:
                 single = dtype == torch.float32 and 2.0**-126 < abs(e) < 2.0**127
                 scale = mp.ldexp(1, mp.frexp(e)[1] - 1) if single else 1 + abs(e)
                 assert abs(mine - e) <= unit * scale or (dtype == torch.float32 and abs(e) > 2.0**127), (mine, e)
-    special = torch.tensor([0.0, -1.0, -math.inf, math.inf, math.nan], dtype=torch.float64)
+    special = torch.tensor([0.0, -1.0, -math.inf, -0.0, math.inf, math.nan], dtype=torch.float64)
     at_infinity = 0.0 if name == "trigamma" else math.inf
-    expected = torch.tensor([*limits, at_infinity, math.nan], dtype=torch.float64)
+    expected = torch.tensor([*limits, math.inf, at_infinity, math.nan], dtype=torch.float64)
     assert torch.equal(in_block(function, special, device=device).nan_to_num(7), expected.nan_to_num(7))
+    far = scales(9, 300, 1013)
+    exact = {"lgamma": far * (far.log() - 1), "digamma": far.log(), "trigamma": 1 / far}[name]
+    assert torch.allclose(in_block(function, far, device=device), exact, rtol=1e-15, atol=0)
+    if name == "digamma":
+        assert torch.equal(in_block(torch.digamma, x).nan_to_num(7), in_block(function, x).nan_to_num(7))
     assert in_block(function, x.half(), device=device).dtype == torch.float16
 
 
@@ -408,6 +416,7 @@ def test_special_functions(name: str, device: str) -> None:
     special = torch.tensor([0.0, -math.inf, math.inf, math.nan], dtype=torch.float64)
     expected = torch.tensor([*limits, math.nan], dtype=torch.float64)
     assert torch.allclose(in_block(function, special, device=device).nan_to_num(7), expected.nan_to_num(7), rtol=1e-15)
+    assert not name.startswith("i1") or in_block(function, -special[:1]).signbit()
     assert in_block(function, x.half(), device=device).dtype == torch.float16
 
 

@@ -63,12 +63,26 @@ for kind in ("bilinear", "bicubic"):
             ),
             f"{kind} of the same size {align}": lambda x, h=how: F.interpolate(x, size=(7, 6), **h),
             f"{kind} antialiased {align}": lambda x, h=how: F.interpolate(x, size=(3, 8), antialias=True, **h),
+            f"{kind} antialiased by a factor {align}": lambda x, h=how: F.interpolate(
+                x, scale_factor=(0.45, 1.7), antialias=True, **h
+            ),
         }
 
 
 @pytest.mark.parametrize("case", IMAGES)
 def test_images(case: str) -> None:
     check_route(IMAGES[case], [drawn(1, 2, 3, 7, 6)], one=not case.startswith(("affine", "lp_")))
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_gradients_of_fractional_pools(rank: int) -> None:
+    """Which a block computes; the samples are PyTorch's."""
+    x = drawn(1, 2, 3, *(7, 6, 5)[:rank]).requires_grad_()
+    pool = getattr(F, f"fractional_max_pool{rank}d")
+    y = pool(x, 2, (4, 3, 2)[:rank], _random_samples=drawn(2, 2, 3, rank).sigmoid())
+    with mode.reproducible(strict=True):
+        (found,) = torch.autograd.grad(y, x, drawn(3, *y.shape), retain_graph=True)
+    torch.testing.assert_close(found, torch.autograd.grad(y, x, drawn(3, *y.shape))[0])
 
 
 @pytest.mark.parametrize("align", [False, True])
@@ -118,6 +132,18 @@ def test_what_is_no_number_stays_where_it_is() -> None:
         pooled = F.adaptive_avg_pool2d(x, 4), F.avg_pool2d(x, 3, 2, ceil_mode=True), F.interpolate(x, 3, mode="nearest")
     plain = F.adaptive_avg_pool2d(x, 4), F.avg_pool2d(x, 3, 2, ceil_mode=True), F.interpolate(x, 3, mode="nearest")
     assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(pooled, plain, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["bilinear", "nearest"])
+def test_coordinates_that_are_no_numbers(kind: str) -> None:
+    """NaN stands outside, and so do infinities where nothing has them inside; points beside them are as ever."""
+    x, ends = drawn(1, 1, 2, 4, 5), torch.tensor([0.3, torch.nan, torch.inf, -torch.inf, 1e30, -1e30])
+    grid = torch.cartesian_prod(ends, ends)[None, None]
+    with mode.reproducible(strict=True):
+        zeros, border = (F.grid_sample(x, grid, kind, p, align_corners=False) for p in ("zeros", "border"))
+        near = F.grid_sample(x, grid.nan_to_num(0, 9, -9).clamp(-9, 9), kind, "border", align_corners=False)
+        assert torch.equal(zeros[..., :1], F.grid_sample(x, grid[:, :, :1], kind, align_corners=False))
+    assert not zeros[..., 1:].any() and torch.equal(border, near.masked_fill(grid.isnan().any(-1), 0.0))
 
 
 @pytest.mark.parametrize("wrong", [

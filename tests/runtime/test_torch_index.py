@@ -1,5 +1,6 @@
 """Indices, scatters and sorts in a block: every result is defined, whatever is named twice or ties."""
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -105,7 +106,9 @@ def test_writes_and_choices(case: str) -> None:
 ALONG: dict[str, Any] = {
     **{name: lambda x, a, name=name: getattr(x, name)(a) for name in (
         "sort", "argsort", "median", "nanmedian", "mode", "cummax", "cummin", "max", "min", "argmax", "argmin", "cumsum",
-        "cumprod", "logcumsumexp", "softmax", "log_softmax", "logsumexp", "sum", "prod", "var", "std", "unbind")},
+        "cumprod", "logcumsumexp", "softmax", "log_softmax", "logsumexp", "sum", "mean", "prod", "var", "std", "unbind")},
+    "unfold": lambda x, a: x.unfold(a, 2, 1), "unfold with gaps": lambda x, a: x.unfold(a, 1, 2), "glu": lambda x, a: F.glu(
+        torch.cat([x, x.exp()], a), a), "trapezoid": lambda x, a: torch.trapezoid(x, dim=a),
     "topk": lambda x, a: x.topk(2, a), "kthvalue": lambda x, a: x.kthvalue(2, a, True),
     "diff": lambda x, a: x.diff(dim=a), "norm": lambda x, a: torch.linalg.vector_norm(x, 3, a), "flip": lambda x, a: x.flip(a),
     "index_select": lambda x, a: x.index_select(a, L(1, 0, 1)), "index_add": lambda x, a: x.index_add(a, L(1), x.narrow(a, 0, 1)),
@@ -117,12 +120,18 @@ ALONG: dict[str, Any] = {
 
 @pytest.mark.parametrize("case", ALONG)
 def test_each_axis_of_three_is_pytorchs(case: str) -> None:
-    """Counted from the first and from the last; values, places and their order of axes."""
-    for shape, axis in itertools.product(((2, 3, 4), (3, 4, 4)), range(-3, 3)):
-        x = drawn(7, *shape)
-        with mode.reproducible():
-            found = ALONG[case](x, axis)
-        torch.testing.assert_close(found, ALONG[case](x, axis))
+    """Counted from the first and from the last; values, places, their order of axes, and gradients."""
+    forms = ((2, 3, 4), torch.float32), ((3, 4, 4), torch.float32), ((2, 3, 4), torch.float64)
+    for (shape, kind), axis in itertools.product(forms, range(-3, 3)):
+        runs = []
+        for block in (mode.reproducible(), contextlib.nullcontext()):
+            x = drawn(7, *shape).to(kind).requires_grad_()
+            with block:
+                results = ALONG[case](x, axis)
+                ends = [y for y in (results if isinstance(results, tuple) else (results,)) if y.requires_grad]
+                along = [drawn(8, *y.shape).to(kind) for y in ends]
+                runs.append((results, torch.autograd.grad(ends, x, along) if ends else ()))
+        torch.testing.assert_close(*runs)
 
 
 @pytest.mark.parametrize("dim", range(3))

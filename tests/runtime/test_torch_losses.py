@@ -1,5 +1,6 @@
 """Losses, functions, distances and bags under tlrt.torch.reproducible, strict: values and gradients beside float64."""
 
+import itertools
 import warnings
 from typing import Any
 
@@ -149,6 +150,45 @@ def test_functions_are_accurate_over_the_whole_range(name: str, device: str) -> 
     assert torch.equal(found.signbit()[plain], rounded.signbit()[plain])
 
 
+def test_entropies_at_the_ends() -> None:
+    """Logarithms are at least -100, and one probability that is none is refused."""
+    given = torch.tensor([0.0, 1.0, 0.0, 1.0, 2.0**-140, 1 - 2.0**-24]), torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
+    runs = []
+    for strict in (True, None):
+        x = given[0].clone().requires_grad_()
+        with mode.reproducible(strict=True) if strict else warnings.catch_warnings():
+            y = F.binary_cross_entropy(x, given[1], reduction="none")
+            runs.append((y, torch.autograd.grad(y.sum(), x)[0]))
+    torch.testing.assert_close(*runs)
+    assert runs[0][0][0] == runs[0][0][1] == 100
+    for wrong in (-0.1, 1.1, torch.nan):
+        with pytest.raises(RuntimeError, match="between 0 and 1"), mode.reproducible():
+            F.binary_cross_entropy(torch.tensor([0.5, wrong]), torch.ones(2))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_margins_of_one_sample(reduction: str) -> None:
+    x = drawn(1, 6).requires_grad_()
+    for p, label in itertools.product((1, 2), (torch.tensor(3), torch.tensor([3]))):
+        with mode.reproducible(strict=True):
+            y = F.multi_margin_loss(x, label, p, reduction=reduction)
+            found = y, *torch.autograd.grad(y.sum(), x)
+        y = F.multi_margin_loss(x, label, p, reduction=reduction)
+        torch.testing.assert_close(found, (y, *torch.autograd.grad(y.sum(), x)))
+
+
+def test_numbers_of_differences() -> None:
+    """Which have no gradient, and distances in parts of rows."""
+    x, y = drawn(1, 4, 3).requires_grad_(), drawn(2, 5, 3)
+    y[0, 1:] = x[1, 1:].detach()
+    with mode.reproducible(strict=True):
+        found = torch.cdist(x, y, p=0.0)
+        (g,) = torch.autograd.grad(found.sum(), x)
+        wide = torch.cdist(torch.arange(4100.0)[:, None], torch.ones(4096, 1), p=1.0)
+    assert torch.equal(found, torch.cdist(x, y, p=0.0)) and not g.any()
+    assert torch.equal(wide, (torch.arange(4100.0) - 1).abs()[:, None].expand(4100, 4096))
+
+
 def test_powers_of_two_have_whole_logarithms() -> None:
     e = torch.arange(-126, 128)
     with mode.reproducible(strict=True):
@@ -210,18 +250,37 @@ def test_alignments_do_not_depend_on_the_batch() -> None:
 
 
 def test_histograms() -> None:
+    """Of bounds that are given, of equal ones, for which the numbers have them, of equal numbers, and of none."""
     x = drawn(1, 1000)
-    with mode.reproducible(strict=True):
-        found = torch.histc(x, 7, -2, 2), torch.histc(x, 5), torch.bincount((x.abs() * 3).long())
-        chosen = torch.histc(torch.tensor([0.0, 3, 3, 7, 9]), 8, 0, 7)
-    expected = torch.histc(x, 7, -2, 2), torch.histc(x, 5), torch.bincount((x.abs() * 3).long())
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)) and chosen.tolist() == [
-        1,
-        0,
-        0,
-        2,
-        0,
-        0,
-        0,
-        1,
-    ]
+    calls: list[Any] = [
+        lambda: torch.histc(x, 7, -2, 2), lambda: torch.histc(x, 5), lambda: torch.histc(x, 5, 1, 1),
+        lambda: torch.histc(x[:1].expand(9), 4), lambda: torch.histc(x[:0], 3), lambda: torch.histc(x.view(10, 100).T, 7, -2, 2),
+        lambda: torch.bincount((x.abs() * 3).long()), lambda: torch.histc(torch.tensor([0.0, 3, 3, 7, 9]), 8, 0, 7),
+    ]  # fmt: skip
+    for compute in calls:
+        with mode.reproducible(strict=True):
+            found = compute()
+        assert torch.equal(found, compute())
+    assert found.tolist() == [1, 0, 0, 2, 0, 0, 0, 1]
+    with mode.reproducible(), pytest.raises(RuntimeError, match="bins"):
+        torch.histc(x, 0)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("how", ["sum", "mean"])
+def test_bags_and_gradients_by_frequency(how: str, sparse: bool) -> None:
+    """Each word's is divided by its number, whatever kernels of PyTorch's make of it; padding of word 0 counts nothing."""
+    words, bags = torch.tensor([0, 1, 1, 2, 0, 2, 1, 4]), torch.tensor([0, 3, 3, 5])
+    weight = drawn(1, 5, 3).requires_grad_()
+    with mode.reproducible():
+        y = F.embedding_bag(words, weight, bags, mode=how, scale_grad_by_freq=not sparse, sparse=sparse, padding_idx=0)
+        (found,) = torch.autograd.grad(y.sum(), weight)
+    of = torch.searchsorted(bags, torch.arange(8), right=True) - 1
+    kept = words != 0
+    shares = kept / (torch.bincount(of, kept.float(), 4).clamp(min=1)[of] if how == "mean" else 1)
+    expected = torch.zeros(5).index_add(0, words, shares.float()) / (
+        torch.bincount(words).clamp(min=1) if not sparse else 1
+    )
+    torch.testing.assert_close(found.to_dense(), expected[:, None].expand(5, 3))
+    rows = weight.detach()[words] * shares[:, None]
+    torch.testing.assert_close(y.detach(), torch.zeros(4, 3).index_add(0, of, rows))

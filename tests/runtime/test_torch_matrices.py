@@ -20,6 +20,8 @@ def test_triangular_systems(n: int) -> None:
             return torch.linalg.solve_triangular(m, y if left else y.mT, upper=upper, unitriangular=unit, left=left)
 
         check_route(solve, [a, b], one=False)
+        if left:
+            check_float64(lambda m, y, solve=solve: solve(m[:1], y[0]) + solve(m[0], y[None]), [a, b])
 
 
 def test_decompositions() -> None:
@@ -43,6 +45,8 @@ def test_decompositions() -> None:
         check_route(torch.linalg.householder_product, list(torch.geqrf(drawn(1, 2, rows, columns))), one=False)
     sizes = torch.tensor([0.0, 0.01, 1.0, 3.0])[:, None, None]
     check_route(torch.linalg.matrix_exp, [drawn(1, 4, 3, 3) * sizes], one=False)
+    check_float64(torch.linalg.matrix_exp, [drawn(1, 4, 3, 3) * sizes])
+    check_float64(torch.linalg.matrix_exp, [7.9 * torch.eye(3)])
     with mode.reproducible(strict=True):
         assert torch.equal(
             torch.linalg.matrix_exp(drawn(1, 4, 3, 3) * sizes)[1], torch.linalg.matrix_exp(drawn(1, 4, 3, 3)[1] * 0.01)
@@ -99,8 +103,10 @@ SYSTEMS: dict[str, Any] = {
     "inverses": lambda a, b: torch.linalg.inv(a),
     "determinants": lambda a, b: torch.linalg.det(a),
     "their logarithms": lambda a, b: torch.linalg.slogdet(a)[1],
-    "factors of Cholesky": lambda a, b: torch.cholesky_solve(b, torch.linalg.cholesky(a @ a.mT)),
-    "inverses of Cholesky": lambda a, b: torch.cholesky_inverse(torch.linalg.cholesky(a @ a.mT, upper=True), upper=True),
+    "their signs": lambda a, b: torch.linalg.slogdet(a)[0] + torch.linalg.slogdet(a[:, :3, :3])[0] * torch.linalg.det(a),
+    "factors of Cholesky": lambda a, b: torch.cholesky_solve(b[0], torch.linalg.cholesky(a @ a.mT)),
+    "inverses of Cholesky": lambda a, b: torch.cholesky_inverse(torch.linalg.cholesky(a @ a.mT, upper=True), upper=True)
+    + torch.cholesky_inverse(torch.linalg.cholesky(a @ a.mT)),
 }  # fmt: skip
 
 
@@ -246,8 +252,40 @@ def test_least_squares() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_triangle_is_read(dtype: Any) -> None:
+    """Whatever stands in the other one."""
+    a = drawn(1, 2, 4, 4).to(dtype)
+    for how in ({}, {"UPLO": "L"}, {"UPLO": "U"}, {"UPLO": "u"}):
+        half = a.triu() if how.get("UPLO", "L").upper() == "U" else a.tril()
+        with mode.reproducible(strict=True):
+            found = torch.linalg.eigvalsh(a, **how)
+        torch.testing.assert_close(found, torch.linalg.eigvalsh(half + half.mT - half * torch.eye(4)))
+    for upper in (False, True):
+        b = a + 9 * torch.eye(4)
+        half = b.triu() if upper else b.tril()
+        with mode.reproducible(strict=True):
+            found = torch.linalg.cholesky(b, upper=upper)
+            x = torch.cholesky_solve(
+                a, found + (torch.ones(4, 4).tril(-1) if upper else torch.ones(4, 4).triu(1)), upper=upper
+            )
+        whole = half + half.mT - half * torch.eye(4)
+        torch.testing.assert_close(found, torch.linalg.cholesky(whole, upper=upper))
+        torch.testing.assert_close(x, torch.linalg.solve(whole, a))
+
+
 def test_matrices_that_are_left() -> None:
-    """Not finite, which PyTorch refuses, and large ones."""
+    """Not finite, which PyTorch refuses, and large ones; factors without pivots; and those whose rank a bound decides."""
+    a = drawn(1, 4, 3)
+    with pytest.raises(RuntimeError, match="pivot"), mode.reproducible():
+        torch.linalg.lu(drawn(1, 3, 3), pivot=False)
+    with mode.reproducible() as report:
+        torch.linalg.lstsq(a, a, rcond=0.5)
+    assert report.left == ("linalg_lstsq",)
+    with mode.reproducible(), pytest.raises(torch.linalg.LinAlgError, match="leading minor of order 1"):
+        torch.linalg.cholesky_ex(
+            torch.stack([torch.eye(3), -torch.eye(3), torch.diag(torch.tensor([1.0, 2.0, -3.0]))]), check_errors=True
+        )
     for compute in (torch.linalg.svd, torch.linalg.eigh):
         with pytest.raises(torch.linalg.LinAlgError, match="failed to converge"), mode.reproducible():
             compute(torch.full((3, 3), torch.nan))

@@ -135,7 +135,7 @@ def test_options_mean_what_they_mean_in_pytorch(kind: str, data: st.DataObject) 
 
 
 def test_narrow_weights_and_a_rate_that_is_a_tensor() -> None:
-    for kind in ("AdamW", "SGD"):
+    for kind in ("Adam", "AdamW", "SGD"):
         found = trained(kind, dtype=torch.bfloat16, fused=True)
         assert all(w.dtype == torch.bfloat16 for w in found)
         assert equal(

@@ -200,7 +200,34 @@ def test_factors_of_sums_with_products_count(name: str) -> None:
     a, b = (drawn(k, *shape) for k, shape in enumerate(factors))
     for shape, beta, alpha in itertools.product(shapes, (0, 1, 0.5), (0, 1, -2)):
         x = drawn(3, *shape) if beta else torch.full(shape, torch.nan)
-        with mode.reproducible(strict=True):
-            found = getattr(torch, name)(x, a, b, beta=beta, alpha=alpha)
         expected = getattr(torch, name)(x.double(), a.double(), b.double(), beta=beta, alpha=alpha)
-        assert torch.allclose(found.double(), expected, rtol=1e-5, atol=1e-5), (shape, beta, alpha)
+        for kind, slack in ((torch.float32, 1e-5), (torch.float64, 1e-13)):
+            with mode.reproducible(strict=name != "addbmm" or kind == torch.float32):
+                found = getattr(torch, name)(x.to(kind), a.to(kind), b.to(kind), beta=beta, alpha=alpha)
+            assert torch.allclose(found.double(), expected, rtol=slack, atol=slack), (shape, beta, alpha)
+
+
+#: reductions of a tensor over axes, with and without these
+OVER: dict[str, Any] = {
+    "sum": torch.sum, "mean": torch.mean, "logsumexp": torch.logsumexp, "nansum": torch.nansum, "amax": torch.amax,
+    **{f"norm {p}": lambda x, dim, keepdim, p=p: torch.linalg.vector_norm(x, p, dim, keepdim)
+       for p in (0, 0.5, 1, 2, 3, torch.inf, -torch.inf, -1)},
+    **{f"{f.__name__} {c}": lambda x, dim, keepdim, f=f, c=c: f(x, dim, correction=c, keepdim=keepdim)
+       for f in (torch.var, torch.std, torch.var_mean, torch.std_mean) for c in (None, 0, 2, 99)},
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OVER)
+def test_reductions_over_axes(name: str) -> None:
+    """Any of three, counted from the first or the last, kept or not; of infinities and of one number, too."""
+    x = drawn(1, 2, 3, 4).index_fill(0, torch.tensor(0), -torch.inf if name == "logsumexp" else 0.5)
+    for dim, keepdim, kind in itertools.product(
+        [None, 0, -1, (1,), (0, 2), (-1, -2), (0, -2, 2)], FLAG, (torch.float32, torch.float64)
+    ):
+        for of in (x.to(kind), x[1, 2, 3].to(kind)):
+            over: Any = dim if of.dim() else None if dim is None else -1
+            over = tuple(range(of.dim())) if over is None and name in ("logsumexp", "amax") else over
+            with mode.reproducible(strict=True):
+                found = OVER[name](of, dim=over, keepdim=keepdim)
+            torch.testing.assert_close(found, OVER[name](of, dim=over, keepdim=keepdim), equal_nan=True)

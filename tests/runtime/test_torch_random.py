@@ -1,5 +1,6 @@
 """Numbers that PyTorch draws in a block: their distribution, and their bits on each device and number of threads."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -53,7 +54,7 @@ DRAWS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "gamma below 1": (lambda x: torch._standard_gamma(0.2 * x), stats.gamma(0.2)),
     "gamma far": (lambda x: torch._standard_gamma(1e5 * x), stats.gamma(1e5)),
     "dirichlet": (lambda x: torch._sample_dirichlet(torch.stack([0.7 * x, 2 * x, x], -1))[:, 0], stats.beta(0.7, 3)),
-    "poisson": (lambda x: torch.poisson(2.5 * x), stats.poisson(2.5)),
+    "poisson": (lambda x: torch.poisson(9.75 * x), stats.poisson(9.75)),
     "poisson far": (lambda x: torch.poisson(10.5 * x), stats.poisson(10.5)),
     "poisson farther": (lambda x: torch.poisson(1e4 * x), stats.poisson(1e4)),
     "binomial": (lambda x: torch.binomial(30 * x, 0.25 * x), stats.binom(30, 0.25)),
@@ -84,9 +85,9 @@ def test_draws_have_the_same_bits_everywhere_and_differ_from_call_to_call(device
     before = torch.get_num_threads()
     for name, (draw, _) in DRAWS.items():
         found = []
-        for threads in (1, 2):
+        for threads, where in ((1, "cpu"), (2, device)):
             torch.set_num_threads(threads)
-            found += [computed(name, "cpu"), computed(name, device).cpu()]
+            found.append(computed(name, where).cpu())
         torch.set_num_threads(before)
         assert all(torch.equal(x, found[0]) for x in found), name
         generator = torch.get_rng_state()
@@ -115,11 +116,40 @@ def test_parameters_at_the_ends() -> None:
         assert torch.equal(torch.binomial(torch.full((2,), 40.0), torch.tensor([0.0, 1.0])), torch.tensor([0.0, 40.0]))
         assert torch._standard_gamma(torch.tensor([0.0, 1e-30])).eq(torch.finfo(torch.float32).tiny).all()
         assert torch._standard_gamma(torch.tensor([torch.nan, -1.0])).isnan().all()
+        assert torch._standard_gamma(torch.tensor([0.5, torch.inf]))[1] == torch.inf
         shares = torch._sample_dirichlet(torch.full((2000, 2), 1e-4))
+        assert shares.min() > 0 and shares.max() < 1  # whose logarithms are taken
         assert ((shares.sum(-1) - 1).abs() < 1e-6).all() and 0.4 < (shares[:, 0] > 0.5).float().mean() < 0.6
         assert torch._sample_dirichlet(torch.ones(0, 3)).shape == (0, 3)
     with mode.reproducible(), pytest.raises(RuntimeError, match="invalid Poisson rate"):
-        torch.poisson(torch.tensor([-1.0]))
+        torch.poisson(torch.tensor([1.0, -1.0]))
+    for count, share in ((2.5, 0.5), (3.0, 1.5), (-1.0, 0.5), (2.0**53, 0.5)):
+        with mode.reproducible() as report:
+            torch.binomial(torch.tensor([count, 3.0]), torch.tensor([share, 0.5]))
+        assert report.left == ("binomial",)
+
+
+#: draws of (1000, 4), whose columns have parameters of their own; the means of these, and their variances
+COLUMNS: dict[str, Any] = {
+    "poisson": (torch.poisson, [[0.3, 7.0, 40.0, 1e4]], [0.3, 7.0, 40.0, 1e4], [0.3, 7.0, 40.0, 1e4]),
+    "binomial": (torch.binomial, [[3.0, 30.0, 1000.0, 200.0], [0.3, 0.75, 0.004, 0.5]], [0.9, 22.5, 4.0, 100.0],
+                 [0.63, 5.625, 3.984, 50.0]),
+    "gamma": (torch._standard_gamma, [[0.2, 1.0, 2.5, 1e4]], [0.2, 1.0, 2.5, 1e4], [0.2, 1.0, 2.5, 1e4]),
+    "dirichlet": (torch._sample_dirichlet, [[0.5, 1.0, 2.5, 4.0]], [0.0625, 0.125, 0.3125, 0.5],
+                  [x * (1 - x) / 9 for x in (0.0625, 0.125, 0.3125, 0.5)]),
+    "bernoulli": (torch.bernoulli, [[0.1, 0.5, 0.75, 0.9]], [0.1, 0.5, 0.75, 0.9], [0.09, 0.25, 0.1875, 0.09]),
+    "normal": (torch.normal, [[-3.0, 0.0, 2.0, 9.0], [1.0, 2.0, 3.0, 4.0]], [-3.0, 0.0, 2.0, 9.0], [1.0, 4.0, 9.0, 16.0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_each_element_has_its_own_parameters(name: str) -> None:
+    draw, parameters, means, variances = COLUMNS[name]
+    torch.manual_seed(7)
+    with mode.reproducible(strict=True):
+        found = draw(*(torch.tensor(p).expand(20, 50, 4) for p in parameters)).view(1000, 4).double()
+    assert ((found.mean(0) - torch.tensor(means)).abs() < 6 * (torch.tensor(variances) / 1000).sqrt()).all()
+    assert ((found.var(0) / torch.tensor(variances) - 1).abs() < 0.5).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -135,6 +165,40 @@ def test_the_ends_of_draws(dtype: Any) -> None:
     torch.manual_seed(1)
     with mode.reproducible(strict=True):
         assert torch.empty(2**25, dtype=dtype).exponential_().min() > 0
+
+
+def test_whole_numbers_of_each_type() -> None:
+    """Up to the largest of them that a type holds with all smaller ones."""
+    largest = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53, torch.bool: 1}
+    for kind in (*largest, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+        most = largest[kind] if kind in largest else torch.iinfo(kind).max
+        with mode.reproducible(strict=True):
+            found = torch.empty(3000, dtype=kind).random_()
+        assert 0 <= found.min() <= most / 99 and 0.99 * most <= found.max() <= most, kind
+
+
+#: draws whose parameters PyTorch refuses, of a tensor (2, 3) of ones
+WRONG: dict[str, Any] = {
+    "bernoulli": lambda x: x.bernoulli_(1.5), "bernoulli below": lambda x: x.bernoulli_(-0.5),
+    "normal": lambda x: x.normal_(0, -1), "normal of widths": lambda x: torch.normal(0.0, torch.tensor([1.0, -1.0])),
+    "exponential": lambda x: x.exponential_(0), "log normal": lambda x: x.log_normal_(0, 0), "cauchy": lambda x: x.cauchy_(0, -1),
+    "geometric": lambda x: x.geometric_(0), "geometric of 1": lambda x: x.geometric_(1),
+    "dropout": lambda x: torch.dropout(x, 1.5, True),
+    "multinomial": lambda x: x.index_fill(1, torch.tensor(0), -0.5).multinomial(1),
+    "multinomial of a row": lambda x: x.index_fill(0, torch.tensor(1), 0.0).multinomial(1),
+    "multinomial of NaN": lambda x: x.index_fill(1, torch.tensor(0), torch.nan).multinomial(1),
+    "multinomial of none": lambda x: x.multinomial(0), "multinomial of more": lambda x: x.multinomial(4),
+    "multinomial of three axes": lambda x: x[None].multinomial(1), "random_ from": lambda x: x.int().random_(3, 3),
+    "random_ beyond": lambda x: x.to(torch.uint8).random_(0, 300), "random_ below": lambda x: x.to(torch.uint8).random_(-1, 3),
+    "randperm": lambda x: torch.randperm(-1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_parameters_that_are_refused(case: str) -> None:
+    for block in (mode.reproducible(), contextlib.nullcontext()):
+        with pytest.raises(RuntimeError), block:
+            WRONG[case](torch.ones(2, 3))
 
 
 def test_masks_are_drawn_here() -> None:

@@ -89,7 +89,7 @@ def layer_norm_backward(g: Any, x: Any, shape: Any, centre: Any, rate: Any, weig
     inner = g if weight is None else g * weight
     gx = rate * (inner - mean(inner, axes, True) - y * mean(inner * y, axes, True))
     lead = list(range(axes[0]))
-    parts = (gx, (g * y), g)
+    parts = (gx, g * y, g if lead else g.clone())  # the operand itself has a history that PyTorch would write over
     return tuple(
         None if not wanted else part.contiguous() if part is gx or not lead else sums(part, lead)
         for part, wanted in zip(parts, mask, strict=True)
