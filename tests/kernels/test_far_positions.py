@@ -1,6 +1,7 @@
 """One element alone that is not 0, far into a buffer: at both ends of the pieces that kernels cut their work into, beyond 2^16
 and 2^20, and beyond 2^24, from where float32 does not hold every place. It counts once, and where it stands."""
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -39,11 +40,11 @@ def test_the_best_stands_where_it_is(runtime: Runtime) -> None:
 @pytest.mark.operations("argmax", "argmin", "topk")
 @pytest.mark.parametrize("length", [63, 64, 65, 200, 4097, 70001])
 def test_the_first_of_equal_elements_is_chosen(runtime: Runtime, length: int) -> None:
-    """In rows of zeros alone, and where two largest ones stand far apart."""
-    for places in ((), (length // 2, length - 1), (0, length - 1)):
+    """In rows of zeros alone, and where two largest ones, or two NaN, stand far apart."""
+    for places, best in itertools.product(((), (length // 2, length - 1), (0, length - 1)), (1, np.inf, np.nan)):
         x = np.zeros(length, np.float32)
-        x[list(places)] = 1
-        order = np.argsort(-x, kind="stable")
+        x[list(places)] = best
+        order = np.argsort(-np.nan_to_num(x, nan=2), kind="stable")
         buffer = runtime.upload(x)
         assert kernels.argmax(buffer, 1, length, 1).numpy() == order[0]
         assert kernels.argmin(runtime.upload(-x), 1, length, 1).numpy() == order[0]

@@ -45,6 +45,16 @@ def test_the_specification_writes_indices_into_a_buffer_given() -> None:
     assert_raises_regex(errors.ShapeError, said, spec_kernels.argmax, x, 3, 2, 1, out=out)
 
 
+@pytest.mark.parametrize("kind", ["uint8", "int32", "uint32", "int64", "uint64"])
+def test_an_array_of_indices_may_be_filled_anew(s, kind):
+    """The gradient is that of the indices that were given, as a loader writes its next batch into the array."""
+    table, given = s.param(X[:, 0]), np.array([0, 0, 2], kind)
+    loss = s.embedding(table, given).reduce_sum() + s.gather_vec_nat(s.reshape(table, (12,)), given).reduce_sum()
+    given[:] = 3
+    s.backward(loss)
+    assert table.grad.numpy().tolist() == [[4.0, 2.0, 3.0], [0.0] * 3, [1.0] * 3, [0.0] * 3]
+
+
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 @pytest.mark.parametrize("keepdims", [False, True])
 def test_extremes_are_numpys(s, axis, keepdims):

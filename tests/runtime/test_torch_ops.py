@@ -108,6 +108,36 @@ def test_pytorchs_own_checks(operator: Op) -> None:
     assert set(found.values()) == {"SUCCESS"}, found
 
 
+@names([r for r in FIRST.values() if r.vjp_rule is not None])
+def test_any_memory_and_one_gradient_alone(operator: Op) -> None:
+    """Memory with gaps, or that begins between two multiples of 16 bytes; each input's gradient is the same with the others."""
+    given = arguments(next(iter(cases(operator, 1))), "cpu")
+    leaves = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+
+    def run(wanted: list[int], view: Any) -> list[Any]:
+        taken = [
+            view(x).detach().requires_grad_(i in wanted) if isinstance(x, torch.Tensor) else x
+            for i, x in enumerate(given)
+        ]
+        found = getattr(torch.ops.torchlean, operator.name)(*taken)
+        results = [y for y in (found if isinstance(found, tuple) else (found,)) if y.is_floating_point()]
+        ends = [y for y in results if y.requires_grad]
+        torch.autograd.backward(ends, [torch.ones_like(y) for y in ends])
+        return [bits(x.detach().numpy()) for x in results] + [
+            None if taken[i].grad is None else bits(taken[i].grad.numpy()) for i in leaves
+        ]
+
+    views = [
+        lambda x: torch.stack([x, x + 1], -1).to(torch.float32 if x.is_floating_point() else torch.uint32)[..., 0],
+        lambda x: torch.cat([x.new_ones(1), x.flatten()])[1:].view(x.shape),
+    ]
+    whole = run(leaves, lambda x: x)
+    assert all(run(leaves, view) == whole for view in views)
+    for k, i in enumerate(leaves, -len(leaves)):
+        if whole[k] is not None:
+            assert run([i], lambda x: x)[k] == whole[k]
+
+
 @names(ROWS)
 def test_tensors_that_may_be_left_out_may_be_none(operator: Op) -> None:
     found = getattr(torch.ops.torchlean, operator.name).default._schema.arguments
@@ -145,6 +175,16 @@ def test_a_tensor_on_another_device_is_refused() -> None:
     for pair in ((x, x.cuda()), (x.cuda(), x)):
         with pytest.raises(errors.DeviceMismatchError, match="add: b: got a tensor on"):
             torch.ops.torchlean.add(*pair)
+
+
+def test_what_the_gradient_reads_may_not_change() -> None:
+    """An input that is kept, and a result."""
+    x, other = torch.ones(3, requires_grad=True), torch.ones(3)
+    for y, kept in ((torch.ops.torchlean.mul(x, other), other), (z := torch.ops.torchlean.exp(x), z)):
+        with torch.no_grad():
+            kept.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
 
 
 def test_operators_compile() -> None:

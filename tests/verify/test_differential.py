@@ -25,7 +25,8 @@ def program(s):
         hidden = s.dropout(s.tanh(s.linear(w, b, s.rand_normal((7, 3)))) @ s.use(frozen), 0.3)
         losses = s.cross_entropy(hidden, np.arange(7) % 5) + s.mse_loss(s.softmax(hidden), hidden)
         image = s.max_pool2d(s.relu(s.conv2d(k, kb, s.rand_normal((2, 3, 8, 9)), padding=1)), 2, 2)
-        loss = losses + image.reduce_mean() + (hidden * hidden).reduce_sum()
+        view = s.reshape(kb, (2, 2))  # the step changes it, too
+        loss = losses + image.reduce_mean() + (hidden * hidden).reduce_sum() + (view * view).reduce_sum()
         s.backward(loss)
         optimizer.step()
         value = loss.item()
