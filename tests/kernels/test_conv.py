@@ -79,12 +79,14 @@ def values_of(row: Op, lists: dict[str, Any], groups: int = 2) -> dict[str, Any]
     return values if refused_by(row, values) is None else None
 
 
-def demand_bounds(case: Case, runtime: Runtime, what: str) -> None:
-    """Demands that every result of a case is within its bound."""
-    e = case.expected
+def demand_bounds(case: Case, runtime: Runtime, what: str) -> list[float]:
+    """Demands that every result of a case is within its bound; their worst shares of it."""
+    e, shares = case.expected, []
     for got, want, tolerance in zip(runtime.run(case), e.outputs, e.tolerances, strict=True):
         result = compare(got, want, tolerance, signed_zeros=e.signed_zeros)
         assert result.ok, f"{what}: {result.explain()}"
+        shares.append(result.share)
+    return shares
 
 
 @pytest.mark.parametrize("data", ["normal", "integers", "special"])

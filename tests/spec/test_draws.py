@@ -37,7 +37,7 @@ from tlspec.judge.trial import with_results
 from tlspec.ops import conv, pool
 from tlspec.ops.attention import UNLIMITED
 from tlspec.ops.random import _CARRIES
-from tlspec.references import references
+from tlspec.references import find, references
 from tlspec.registry import Op
 
 TIMES = 600
@@ -53,6 +53,7 @@ def drawn(draw: Callable[[Draw], object], **options: object) -> list[object]:
 def test_small_ranks_are_likelier() -> None:
     ranks = Counter(drawn(lambda d: d.rank()))
     assert set(ranks) == set(range(1, 9)) and {r for r, _ in ranks.most_common(2)} == {2, 3}
+    assert Counter(drawn(lambda d: d.rank(3))).most_common(1)[0][0] == 3
     assert ranks[2] > 2 * ranks[8] and set(drawn(lambda d: d.rank(3, 4))) == {3, 4}
 
 
@@ -69,7 +70,9 @@ def test_any_axis_may_be_the_longest(draw: Callable[[Draw], list[int]], edges: t
 def test_ends_that_are_included_are_drawn() -> None:
     low, high = 0.125, 77.0
     turns = [Draw(generator("ends", turn), 2**16, turn=turn) for turn in range(60)]
-    assert {low, high, 2.0} <= {d.written(2.0, low, high) for d in turns}
+    for default in (2.0, 2.75, 0.3):
+        found = {d.written(default, low, high) for d in turns}
+        assert {low, high, float(np.float32(default))} <= found and found == {float(np.float32(n)) for n in found}
     assert {3, 5} <= {d.integer(3, 5) for d in turns} <= {3, 4, 5}
 
 
@@ -133,6 +136,9 @@ def test_half_of_the_integers_lie_next_to_boundaries_and_limits() -> None:
         near = {k * b + e for b in ends for k in (1, 2, 3) for e in (-k, -1, 0, 1, k)}
         assert TIMES * 0.15 < sum(n in near for n in found) < TIMES * 0.35
     assert max(drawn(lambda d: d.integer(0, 64), edges=(96,))) == 64  # a choice of few
+    for step, beside in ((0, {*range(-3, 4)}), (16, {0})):  # aligned cases have the boundaries themselves
+        ends = {n - round(n / 96) * 96 for n in drawn(lambda d: d.edge(1, 300), edges=(96,), step=step) if n}
+        assert ends == beside, step
 
 
 @pytest.mark.every_choice
@@ -144,6 +150,18 @@ def test_indices_are_rows_unless_they_are_to_lie_outside(edges: tuple[int, ...])
         assert {0, rows - 1} | near <= set(found.tolist()) and found.max() < rows
         outside = np.concatenate(drawn(lambda d, rows=rows: d.indices(20, rows, outside=True), edges=edges))
         assert {rows, 2**32 - 1} == set(outside[outside >= rows].tolist())
+
+
+@pytest.mark.every_choice
+def test_indices_repeat_a_row_and_all_lie_outside_of_no_rows() -> None:
+    rows = 10**6
+    for each in drawn(lambda d: d.indices(200, rows))[:9]:
+        (_, most), (_, more), (_, least), (_, once) = Counter(each[each > 0].tolist()).most_common(4)
+        assert min(most, more) > 9 and least <= 2 >= once, "the last row, and another"
+    outside = [set(each.tolist()) for each in drawn(lambda d: d.indices(40, 0, outside=True))[:9]]
+    assert (
+        all({0, 2**32 - 1} < each or max(each - {2**32 - 1}) > 0 for each in outside) and len(set.union(*outside)) > 6
+    )
 
 
 @pytest.mark.every_choice
@@ -279,6 +297,17 @@ def test_strides_lie_in_every_way_that_they_say() -> None:
     assert {1 in f[1:] for f in found} == {True} and {f[2] == 1 for f in found} == {True, False}
     assert any(f[0] == 0 and max(f) >= rows for f in found) and any(f[1] < width and f[2] == 1 for f in found)
     assert any(f[1] >= batch * width and 0 < f[0] < f[1] for f in found if f[2] == 1)  # in turn
+    assert {f[1] - width for f in found if f[2] == 1} >= {0, 1, 3, 4, 8} <= {f[2] - rows for f in found if f[1] == 1}
+    assert (
+        {f[0] - rows * f[1] for f in found if f[2] == 1}
+        >= {0, 1, 4}
+        <= {f[0] - width * f[2] for f in found if f[1] == 1}
+    )
+    for samples, parts in ((2, 5), (5, 2)):  # rows that are not shared lie apart, and together
+        for f in drawn(lambda d, n=samples, m=parts: d.head_strides(n, m, rows, width)):
+            if 0 not in f:
+                places = np.sort(np.tensordot(f, np.indices((samples, parts, rows)), 1), None)
+                assert np.diff(places).min() >= width and places[-1] < 3 * samples * parts * rows * (width + 9)
     lies = {
         (f[0] == 0, f[1] == 0, f[1] == width, f[2] >= 3 * heads * width)
         for f in drawn(lambda d: d.head_strides(batch, heads, rows, width))
@@ -335,6 +364,24 @@ PROMISED: dict[str, dict[str, set[object]]] = {
     "rmsprop_centered_step": {"alpha": {0.99, 0.0, 1 - 2.0**-24}, "eps": {1e-8, 0.0, 1e-3}, "momentum": {0.9, 0.0}},
     "lion_step": {"beta1": {0.9, 0.0, 1 - 2.0**-24}, "beta2": {0.99, 0.0, 1 - 2.0**-24}},
     "clip_scale": {"max_norm": {0.0, 1.0}, "eps": {1e-6, 0.0}},
+    "rms_norm": {"eps": {1e-6, 1e-5, 1e-3, 1.0}}, "layer_norm_stats": {"eps": {1e-6, 1e-5, 1e-3, 1.0}},
+    "rms_norm_stats": {"eps": {1e-6, 1e-5, 1e-3, 1.0}}, "var": {"correction": {0.0, 1.0, 0.5, 3.0}, "root": {0, 1}},
+    "cumsum": {"reverse": {0, 1}}, "topk": {"largest": {0, 1}}, "pad_axes": {"value": {0.0, 1.5, -np.inf}},
+    "bce_with_logits": {"mean": {0, 1}},
+    "cross_entropy_rows": {"smoothing": {0.0, 0.1, 0.5, 1.0}, "weights": {None}},
+    "conv_grouped": {"groups": {1, 2, 3, 4, 5, 7}, "dilation": {1, 2, 3}, "padding_low": {0, 1, 2}, "padding_high": {0, 1, 2}},
+    "conv_transpose_grouped": {"groups": {1, 2, 3, 4, 5, 7}, "dilation": {1, 2, 3}, "output_padding": {0, 1, 2}},
+    "attention_strided": {"mask_mode": {0, 1, 2}, "by_rows": {0, 1}, "kv_heads": {1, 2}, "mask_heads": {1, 2, 6}},
+    "attention_strided_gradients": {"mask_mode": {0, 1, 2}, "by_rows": {*range(8)}},
+    "adamw_step": {"beta1": {0.9, 0.0, 1 - 2.0**-24}, "eps": {1e-8, 0.0, 1e-3}, "step": {1, 2, 2**32, 2**63 - 1}},
+    "rmsprop_momentum_step": {"alpha": {0.99, 0.0, 1 - 2.0**-24}, "eps": {1e-8, 0.0, 1e-3}, "momentum": {0.9, 0.0}},
+    "fused_add_rms_norm": {"eps": {1e-6, 1e-5, 1e-3}}, "grouped_matmul": {"groups": {1, 2, 3, 4, 8}},
+    "expert_matmul": {"experts": {1, 2, 4, 8}, "chosen": {1, 2, 8}},
+    "varlen_attention": {"causal": {0, 1, 2}, "kv_heads": {1, 2}, "heads": {1, 2, 4, 8}, "count": {2, 3, 4, 6}},
+    "paged_attention": {"page": {1, 4, 16}, "most": {1, 2, 3}, "pages": {1, 3, 8}, "kv_heads": {1, 2}, "heads": {1, 2, 4, 8}},
+    "fp8_block_matmul": {"k_blocks": {1, 2, 3}, "n_blocks": {1, 2}},
+    "top_k_top_p": {"k": {0, 1, 2, 5, 50}, "p": {0.0, 0.5, 0.9, 0.95, 1.0}},
+    "top_p_renormalise": {"p": {0.0, 0.5, 0.9, 0.95, 1.0}},
 }  # fmt: skip
 
 
@@ -346,7 +393,7 @@ PROMISED_NEAR: dict[str, dict[str, set[object]]] = {"smooth_max_pool": {"beta": 
     ("name", "edges"), [*((n, ()) for n in PROMISED), *((n, (64,)) for n in PROMISED_NEAR)], ids=str
 )
 def test_rows_draw_what_they_are_about(name: str, edges: tuple[int, ...]) -> None:
-    row, promised = registry.get(name), (PROMISED_NEAR if edges else PROMISED)[name]
+    row, promised = find(name) or registry.get(name), (PROMISED_NEAR if edges else PROMISED)[name]
     assert row.drawing.draw is not None
     found: dict[str, set[object]] = {n: set() for n in promised}
     for seed in range(TIMES):

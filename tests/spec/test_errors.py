@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tlspec import norm_errors, registry
-from tlspec.bounds import LAMBDA, OVERFLOW, TINY, U, call_reference, factor, spacing, tree_height
+from tlspec.bounds import LAMBDA, LEAF, OVERFLOW, TINY, U, call_reference, factor, spacing, tree_height
 from tlspec.case import Case, as_tuple, spec_inputs
 from tlspec.draw.cases import data_classes, draw_case
 from tlspec.formats import FORMATS
@@ -213,6 +213,23 @@ def test_bounds_of_norms_around_large_means_are_finite_and_admit_float32(
         for got, out, tolerance in zip(found, outs, tolerances, strict=True):
             assert np.isfinite(tolerance).all() and np.all(np.abs(np.float32(got) - out) <= tolerance), reads
         known |= {a.name: out for a, out in zip(row.signature.outputs, outs, strict=False)}
+
+
+@pytest.mark.operations("batch_norm_stats")
+@pytest.mark.parametrize(
+    ("n", "height", "by_hand"), [(1024, 10, 10 + 5), (16384, 25, 25 + 5), (16386, 26, 2 * (3 * 26 + 8))]
+)
+def test_bounds_of_variances_by_leaves(n: int, height: int, by_hand: int) -> None:
+    """Of as many ones as minus ones, whose mean is 0 and whose variance is 1; one leaf has the bound of a row."""
+    x, row = np.ones((1, 1, n)), registry.get("batch_norm_stats")
+    x[..., ::2] = -1
+    inputs, given = {"x": x, "gamma": None, "beta": None}, {"x": x, "gamma": np.ones(1), "beta": np.zeros(1)}
+    outputs = row.reference(*inputs.values(), eps=1.0)
+    found, again = (row.bound.tolerance(row.reference, outputs, arrays, {"eps": 1.0}) for arrays in (inputs, given))
+    assert all(np.array_equal(a, b) for a, b in zip(found, again, strict=True))
+    assert np.allclose([t[0] / U for t in found[1:3]], [height, by_hand], rtol=1e-3)
+    of_rows = by_hand - (n <= LEAF)  # of a variance that is not stored
+    assert np.allclose(found[3] / U, 0.5**0.5 * ((of_rows / 2 + 1) / 2 + 2), rtol=2e-3)
 
 
 #: length of a transform -> its roundings, by hand

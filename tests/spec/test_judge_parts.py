@@ -30,6 +30,7 @@ from tlspec.judge.runner import Failure, Plain
 from tlspec.judge.shrink import lengths_of, resized
 from tlspec.judge.subject import subject_of
 from tlspec.judge.trial import Trial, quantised
+from tlspec.running import ErrorArray, Model
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 FLOAT32 = FORMATS["float32"]
@@ -310,6 +311,83 @@ def test_numbers_are_rounded_alike_in_pieces(name: str, data: str, monkeypatch: 
         monkeypatch.setattr(trial, "PIECE", piece)
         assert altered.is_same(whole, quantised(case, FORMATS[name]))
     assert all(np.array_equal(FORMATS[name].round(x), x, equal_nan=True) for x in whole.inputs.values())  # type: ignore[arg-type]
+
+
+#: value and error of a reference, those of another formula, the tolerance, and the infinity that may be met
+HELD: list[tuple[float, ...]] = [
+    (1, 0.25, 1.5, 0.5, 1.0, 0), (1, 0.25, 1, 0.125, 0.25, 0), (1, 0.25, 0.5, 0.125, 0.625, 0),
+    (1, 0.25, 1.5, np.inf, np.inf, 0), (np.nan, 0, 2, 0.5, np.inf, 0), (np.inf, 0, 2, 0.5, np.inf, 0),
+    (np.inf, 0, np.inf, 0, 0, np.inf), (1, 0.25, np.inf, 0, 0.25, np.inf), (1, 0.25, -np.inf, 0, 0.25, -np.inf),
+    (1, 0.25, np.nan, 0, 0.25, np.nan), (1, 0.25, np.inf, 0.5, 0.25, 2),
+]  # fmt: skip
+
+
+def test_results_are_held_to_what_either_formula_allows() -> None:
+    """By hand; an infinity of the other formula is met by itself, or by any where it may overflow."""
+    value, error, again, more, tolerance, met = np.array(HELD).T
+    made = [(ErrorArray(value, error),), (ErrorArray(again, more),)]
+    held = trial._held(case_of("exp", n=len(HELD)), FLOAT32, Model(), made)
+    assert isinstance(held, trial.Either) and np.array_equal(held.outputs[0], value, equal_nan=True)
+    assert held.tolerances[0].tolist() == tolerance.tolist()
+    for got in (np.inf, -np.inf, np.nan, 7.0):
+        found = held.settled(0, np.full(len(HELD), got), FLOAT32)
+        is_met = [np.array_equal(m, got, equal_nan=True) or (m == 2 and not np.isfinite(got)) for m in met]
+        assert np.array_equal(found, np.where(is_met, value, got), equal_nan=True), got
+
+
+def test_what_saturates_is_as_far_as_the_largest_number() -> None:
+    most = FLOAT32.largest
+    rows = [
+        (0.5, 0.25, 0.5, 0.25),
+        (0.9, 0.2, 0.9, 0.2),
+        (1.1, 0.2, 1, 0.1),
+        (2, 0.5, 1, 0),
+        (-1.1, 0.2, -1, 0.1),
+        (np.inf, 0, 1, 0),
+    ]
+    value, error, wanted, allowed = np.array(rows).T
+    found = trial._bounded(case_of("exp", n=6), FLOAT32, Model(saturate=True), 0, value * most, error * most)
+    assert np.allclose(found[0] / most, wanted, rtol=1e-12) and np.allclose(
+        found[1] / most, allowed, rtol=1e-12, atol=0
+    )
+
+
+@pytest.mark.parametrize(("data", "a", "b", "share"), [
+    ("normal", [1, 1, 2, 3], [5], 1 / 6), ("normal", [1, 2, 3, 4], [5, 5, 5], 1), ("normal", [1, 2], [3, 4], 0),
+    ("structured", [1, 2], [3, 4], 1), ("integers", [0, 0, 0, 1, 1], [0, -1], 0.4), ("normal", [], [1], 0),
+])  # fmt: skip
+def test_equal_numbers_are_counted_in_pairs(data: str, a: list[float], b: list[float], share: float) -> None:
+    inputs = {"a": np.float32(a), "b": np.float32(b), "at": np.zeros(3, np.uint32), "none": None}
+    case: Any = SimpleNamespace(data=data, inputs=inputs, cotangents={})
+    assert trial._alike(case) == share
+    case.inputs, case.cotangents = {}, inputs
+    assert trial._alike(case) == share
+
+
+def test_what_may_be_flushed_is_an_error_of_an_argument() -> None:
+    least, x = 2.0**-126, np.array([0.5, -0.25, 1.0, 0.0]) * 2.0**-126
+    assert trial._tracked(x, Model(flushed=least)).error.tolist() == [0.5 * least, 0.25 * least, 0, 0]
+    assert not trial._tracked(x, Model()).error.any()
+
+
+@pytest.mark.parametrize("data", ["normal", "integers", "wide"])
+def test_numbers_of_a_format_use_its_bits_and_its_range(data: str) -> None:
+    """Those of float64 more bits than float32 where they are not whole; those of all binades all that a format has."""
+    case = case_of("matmul", data=data, m=40, n=50, p=3)
+    x, wide = (np.float64(of.inputs["A"]) for of in (case, quantised(case, FORMATS["float64"])))  # type: ignore[arg-type]
+    assert np.all(np.abs(wide - x) <= np.abs(x) * 2.0**-25)
+    assert np.mean(wide == x) == 1 if data == "integers" else np.mean(wide == x) < 0.1
+    for name in ("float16", "bfloat16", "float8_e5m2") if data == "wide" else ():
+        y, f = np.float64(quantised(case, FORMATS[name]).inputs["A"]), FORMATS[name]  # type: ignore[arg-type]
+        assert np.isfinite(y).all() and len(np.unique(np.frexp(y[y != 0])[1])) > 12, name
+        assert np.mean(np.abs(y) == f.largest) < 0.02 and np.abs(y).max() > f.largest / 2**6, name
+
+
+def test_forward_results_keep_the_bits_of_the_format() -> None:
+    case = quantised(draw_case("softmax", 3, "normal", "small", "vjp"), FORMATS["float64"])
+    out = call_reference(case.op.reference, case.wide_inputs, case.values)
+    (given,) = (x for n, x in (case.given or {}).items() if n in {a.name for a in case.op.signature.outputs})
+    assert given.dtype == np.float64 and np.array_equal(given, out)
 
 
 @pytest.mark.parametrize("op", registry.ops(), ids=lambda op: op.name)

@@ -12,6 +12,7 @@ import pytest
 import tlspec
 from tests.spec.test_registry import demand_equal_formulas
 from tlspec import references, registry
+from tlspec.bounds import call_named
 from tlspec.draw.cases import data_classes, draw_case, refused_by
 from tlspec.formats import FORMATS
 from tlspec.references.quantised import BLOCK
@@ -299,6 +300,59 @@ def test_references_take_all_that_they_say(name: str) -> None:
     row, (values, accepted, refused) = references.find(name), ENDS[name]
     for some, ok in (({}, True), *((a, True) for a in accepted), *((r, False) for r in refused)):
         assert (refused_by(row, {**values, **some}) is None) == ok, some
+
+
+#: a reference -> what has to be among its drawn cases
+AMONG: dict[str, dict[str, Callable[..., Any]]] = {
+    "grouped_matmul": {
+        "a first group without rows": lambda ends, rows: rows and len(ends) > 1 and ends[0] == 0,
+        "a last group without rows": lambda ends, rows: rows and len(ends) > 1 and ends[-2] == rows,
+        "groups of rows alone": lambda ends: len(ends) > 1 and np.all(np.diff(ends, prepend=0) > 0),
+    },
+    "expert_matmul": {
+        "an expert chosen twice": lambda expert: any(len({*row}) < len(row) for row in expert.tolist()),
+        "other experts for each token": lambda expert: len(expert) > 1 and np.ptp(expert, axis=0).all(),
+    },
+    "varlen_attention": {
+        "a sequence without rows": lambda bounds, total: total and 0 in np.diff(bounds),
+        "sequences of several lengths": lambda bounds: len({*np.diff(bounds)} - {0}) > 1,
+    },
+    "paged_attention": {
+        "no token": lambda filled: 0 in filled, "all tokens": lambda filled, page, most: page * most in filled,
+        "a page in part": lambda filled, page: np.any(filled % page),
+        "a shared page": lambda table, batch: batch > 1 and len(np.unique(table)) < table.size,
+    },
+    "int8_matmul": {
+        "a row of ends beside another": lambda a: a.shape[1] > 9 and len({*np.isin(a, (127, 129)).all(axis=1)}) > 1,
+        "a long row of one number": lambda b: b.shape[1] > 200 and np.any(np.ptp(b, axis=1) == 0),
+    },
+    "fp8_block_matmul": {
+        "a last block in part": lambda n: n > BLOCK and n % BLOCK, "less than a block": lambda n: 0 < n < BLOCK,
+        "scales of several blocks": lambda a_scale, b_scale: len(a_scale) > 1 and min(a_scale.shape[1], *b_scale.shape) > 1,
+    },
+    "top_k_top_p": {"k beyond all": lambda k, vocab: k > vocab, "all": lambda k, vocab: k == vocab,
+                    "k in part": lambda k, vocab: 1 < k < vocab,
+                    "ties": lambda logits, vocab: vocab > 2 and any(1 < len({*row}) < vocab for row in logits.tolist())},
+}  # fmt: skip
+
+
+#: bit patterns that are not drawn: the lowest 8-bit integer, and those of NaN
+NEVER = {"int8_matmul": (0x80,), "fp8_block_matmul": (0x7F, 0xFF)}
+
+
+@pytest.mark.parametrize("name", AMONG)
+def test_references_draw_what_they_are_about(name: str) -> None:
+    row = references.find(name)
+    missing = dict(AMONG[name])
+    for seed, data, size in itertools.product(range(40), data_classes(row, "forward"), ("small", "medium")):
+        case = draw_case(row, seed, data, size)
+        known = {**case.values, **case.inputs}
+        for array in ("a", "b") if name in NEVER else ():
+            assert not np.isin(case.inputs[array], NEVER[name]).any()
+        missing = {k: f for k, f in missing.items() if not call_named(f, known)}
+        if not missing:
+            break
+    assert not missing
 
 
 @pytest.mark.parametrize("reference", references.references(), ids=lambda r: r.name)

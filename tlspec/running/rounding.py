@@ -45,11 +45,7 @@ def rounded(
     error = rounding
     if m.flushed:
         size = np.abs(value)
-        error = np.where(
-            (size - error < m.flushed) & (size + error > 0),
-            np.maximum(error, np.minimum(size + error, m.flushed)),
-            error,
-        )
+        error = np.where((size - error < m.flushed) & (size + error > 0), np.maximum(error, size), error)
     return result(m, value, error, brought)
 
 

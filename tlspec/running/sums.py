@@ -61,7 +61,7 @@ def var(
 ) -> Any:  # fmt: skip
     less = ddof if correction is None else correction
     centred = x - np.mean(x, axis=axis, dtype=dtype, keepdims=True)
-    return np.sum(centred * centred, axis=axis, keepdims=keepdims) / (count_terms(x.value, axis) - less)
+    return np.sum(centred * centred, axis=axis, keepdims=keepdims) / max(count_terms(x.value, axis) - less, 0)
 
 
 def cumulated(x: ErrorArray, axis: Any = None, dtype: Any = None) -> ErrorArray:
@@ -231,11 +231,11 @@ def einsum(pattern: str, *operands: Any, **options: Any) -> Any:
         summed = np.sum(x, axis=tuple(gone)) if gone else x
         kept = "".join(c for c in inner if c in outer)
         return np.transpose(summed, [kept.index(c) for c in outer])
-    left, right = inner.split(",")
-    sizes = {
-        **dict(zip(left, np.shape(operands[0]), strict=True)),
-        **dict(zip(right, np.shape(operands[1]), strict=True)),
-    }
+    letters = inner.replace(",", "")
+    outer = outer if arrow else "".join(c for c in letters if letters.count(c) == 1)
+    sizes: dict[str, int] = {}
+    for c, n in zip(letters, (*np.shape(operands[0]), *np.shape(operands[1])), strict=True):
+        sizes[c] = n if sizes.get(c, 1) == 1 else sizes[c]  # an axis of 1 is as long as the other of its letter
     terms = math.prod(n for c, n in sizes.items() if c not in outer)
     return contract(m, lambda x, y: np.einsum(pattern, x, y, optimize=True), terms, *operands)
 
@@ -260,7 +260,8 @@ def add_at(m: Model, target: Any, index: Any, x: Any) -> None:
     index = certain(index)
     v, d = operand(m, x)
     value, error = target.value.copy(), np.array(target.error, np.float64)
-    size, count = np.abs(value) + error, (value != 0).astype(np.float64)
+    size = np.abs(value) + error
+    count = (size != 0).astype(np.float64)
     exact = (
         granularity(np.append(value.ravel(), v.ravel()), m.precision, m.exact)
         if not (np.any(error) or np.any(d))
@@ -362,7 +363,7 @@ FUNCTIONS.update(
         "einsum": einsum,
         "dot": dot,
         "tensordot": tensordot,
-        "vdot": lambda a, b: dot(np.ravel(a), np.ravel(b)),
+        "vdot": lambda a, b: dot(np.conj(np.ravel(a)), np.ravel(b)),
         "inner": lambda a, b: np.einsum("i,i->", a, b),
         **{f"fft.{n}": transform(n) for n in ("fft", "ifft", "rfft", "irfft")},
     }
