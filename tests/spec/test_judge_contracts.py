@@ -632,6 +632,13 @@ def test_a_formula_is_named(name: str) -> None:
         judged(kernel, "softmax", formulas=name, **options)
 
 
+@pytest.mark.parametrize("odd", [False, True])
+def test_a_formula_is_named_only_where_it_allows_all_that_is_wrong(odd: bool) -> None:
+    _, _, kernel, wrong = FOLLOWED["tanh"]
+    report = judged(lambda x: (wrong if x.size % 2 == odd else kernel)(x), "sigmoid", cases={"small": 24})
+    assert not report.ok and not any("allows it" in note for note in report.notes), report
+
+
 def test_a_formula_that_the_analysis_does_not_know_is_an_error() -> None:
     with pytest.raises(
         ValueError, match=r"formulas: <lambda>, for relu: .* does not know numpy.angle .*test_judge_contracts"

@@ -352,6 +352,13 @@ def test_what_saturates_is_as_far_as_the_largest_number() -> None:
     )
 
 
+def test_the_last_rounding_is_that_of_the_interval() -> None:
+    """A result whose error passes a power of two is rounded by the spacing beyond it; an exact one has no error."""
+    value, error = np.array([0.9999, -0.9999, 1.5, 1.5]), np.array([0.0045, 0.0045, 2.0**-20, 0.0])
+    _, found = trial._bounded(case_of("exp", n=4), FORMATS["bfloat16"], Model(), 0, value, error)
+    assert found.tolist() == [0.0045 + 2.0**-8, 0.0045 + 2.0**-8, 2.0**-20 + 2.0**-8, 0]
+
+
 @pytest.mark.parametrize(("data", "a", "b", "share"), [
     ("normal", [1, 1, 2, 3], [5], 1 / 6), ("normal", [1, 2, 3, 4], [5, 5, 5], 1), ("normal", [1, 2], [3, 4], 0),
     ("structured", [1, 2], [3, 4], 1), ("integers", [0, 0, 0, 1, 1], [0, -1], 0.4), ("normal", [], [1], 0),

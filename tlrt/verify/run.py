@@ -122,12 +122,16 @@ class Runtime:
                     options["out"] = given[0] if len(given) == 1 else tuple(given)
                 if want is not None:
                     options["want"] = tuple(a.name in want for a in outputs)
-                name = f"{case.name}_indexed" if indexed else case.name
-                results = self.call(name, placed, case.values, **options)
+                results = self.call(case.name, placed, case.values, **options)
             single = not isinstance(results, tuple) and (len(outputs) == 1 or not isinstance(results, list))
             results = [results] if single else list(results)
             if len(results) != len(outputs):
                 raise Fault(f"{case.name} returned {len(results)} results, expected {len(outputs)}")
+            for array, mine, result in zip(outputs, given, results, strict=False):
+                if not all(
+                    x is y for x, y in zip(*((r if array.listed else [r]) for r in (mine, result)), strict=True)
+                ):
+                    raise Fault(f"{array.name} is another one than was given")
             arrays = [self._fetch(case, a, r) for a, r in zip(outputs, results, strict=True)]
             written = [counterpart(a) for a in outputs] if in_place else []
             if poison and not composed:

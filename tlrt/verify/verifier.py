@@ -362,7 +362,7 @@ class Verifier:
         if any(a.listed for a in case.signature.outputs):
             yield Repetition("in place", partial(runtime.run, case, in_place=True))
         if any(a.kind == "u32" for a in case.signature.inputs):
-            yield Repetition("with indices on the device", partial(runtime.run, case, indexed=True))
+            yield Repetition("with indices on the device", partial(runtime.run, case, indexed=True, poison=True))
         rule = case.op.vjp_rule
         if case.which == "vjp" and rule is not None and rule.via is None and len(rule.gives) > 1:
             names = [a.name for a in case.signature.outputs]
