@@ -14,7 +14,7 @@ import pytest
 
 import tlrt
 from tlrt.errors import LibraryNotFoundError, StaleLibraryError
-from tlrt.kernels import scale
+from tlrt.kernels import permute, scale
 from tlspec.declarations import declarations
 from tlspec.registry import Op
 
@@ -98,6 +98,11 @@ def slightly_wrong(kernel: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return wrong
+
+
+def into(out: Any, made: Any) -> Any:
+    """A kernel's result, with its bits in `out` where a buffer of numbers is given."""
+    return made if type(out) is not tlrt.Buffer else permute(made, [len(made)], [0], out=out)
 
 
 def exit_status(main: Callable[[list[str]], Any], words: list[str]) -> object:

@@ -17,7 +17,7 @@ import tlrt
 from audit import command
 from audit.determinism import BATCH, Determinism
 from audit.work import run_in_threads
-from tests import DEVICES
+from tests import DEVICES, into
 from tests.audit.replaced import Replaced
 from tlrt import kernels
 from tlspec import registry
@@ -49,7 +49,7 @@ def spoil(name: str, defect: Callable[[np.ndarray, int, dict[str, Any]], None]) 
             y = right.numpy()
             if y.size:
                 defect(y, number, keywords)
-            return tlrt.Buffer.from_numpy(y, right.device)
+            return into(out, tlrt.Buffer.from_numpy(y, right.device))
 
     return Replaced(name, wrong)
 

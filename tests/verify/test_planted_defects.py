@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tlrt
+from tests import into
 from tlrt.verify.report import Failure
 from tlrt.verify.run import POISON, Fault, Runtime
 from tlrt.verify.verifier import Settings, Verifier, plan_cases
@@ -92,9 +93,10 @@ class Spoilt:
         arguments = {names[k]: v for k, v in keywords.items()}
         inside = Inside(self.entry, arguments, out is not None, want, original, self.count)
         arrays = self.defect(inside)
-        upload = lambda x: tlrt.Buffer.from_numpy(np.ascontiguousarray(x, np.float32), inside.device)
-        pairs = zip(self.entry.signature.outputs, arrays, strict=True)
-        wrapped = [x if x is None or a.host else upload(x) for a, x in pairs]
+        upload = lambda x, out: into(out, tlrt.Buffer.from_numpy(np.ascontiguousarray(x, np.float32), inside.device))
+        places = [None] * len(arrays) if out is None else [out] if len(arrays) == 1 else out
+        pairs = zip(self.entry.signature.outputs, arrays, places, strict=True)
+        wrapped = [x if x is None or a.host else upload(x, place) for a, x, place in pairs]
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
 
 

@@ -54,12 +54,14 @@ def _two_product(a: Any, b: Any) -> Any:
     return p, ((x * u - p) + x * v + y * u) + y * v
 
 
-def _sum(a: Any, b: Any) -> Any:
+def sum_pair(a: Any, b: Any) -> Any:
+    """The sum of two of them, as one."""
     s, e = _two_sum(a[0], b[0])
     return _quick(s, e + (a[1] + b[1]))
 
 
-def _product(a: Any, b: Any) -> Any:
+def product_pair(a: Any, b: Any) -> Any:
+    """The product of two of them, as one."""
     p, e = _two_product(a[0], b[0])
     return _quick(p, e + (a[0] * b[1] + a[1] * b[0]))
 
@@ -70,7 +72,7 @@ def _quotient(a: Any, b: Any) -> Any:
     return _quick(q, ((a[0] - p) - e + a[1] - q * b[1]) / b[0])
 
 
-def _series(x: Any, coefficients: Any) -> Any:
+def series(x: Any, coefficients: Any) -> Any:
     """A polynomial, the highest power's coefficient first."""
     first, *rest = coefficients
     y = x * first
@@ -111,7 +113,7 @@ def _without_nan(x: Any) -> Any:
 def _remainder_exp(r: Any) -> Any:
     """e^r - 1 of a sum r, at most ln 2 / 2 in size."""
     square, low = _two_product(r[0], r[0])
-    tail = r[0] * square * _series(r[0], [1 / math.factorial(n) for n in range(15, 2, -1)])
+    tail = r[0] * square * series(r[0], [1 / math.factorial(n) for n in range(15, 2, -1)])
     s, e = _two_sum(r[0], 0.5 * square)
     return _quick(s, e + (r[1] + r[0] * r[1] + 0.5 * low + tail))
 
@@ -131,7 +133,7 @@ def _exp_of(x: Any, low: Any = 0.0) -> Any:
     return _scaled(high + (low + p[1]), k)
 
 
-def _log(x: Any, low: Any = 0.0) -> Any:
+def log_pair(x: Any, low: Any = 0.0) -> Any:
     """Of a sum x > 0: k, and the logarithm of x / 2^k, which is near 1."""
     tiny = x < 2.0**-1022
     bits = torch.where(tiny, x * 2.0**54, x).view(torch.int64)
@@ -141,14 +143,14 @@ def _log(x: Any, low: Any = 0.0) -> Any:
     low = low * _power_of_two((-k).clamp(-1000, 1000))
     above, rest = _two_sum(m, 1.0)
     s = _quotient(_quick(m - 1.0, low), (above, rest + low))
-    square = _product(s, s)
-    t = _series(square[0], [1 / n for n in range(27, 3, -2)])
-    t = _product(square, _sum(_THIRD, (square[0] * t, 0.0)))
+    square = product_pair(s, s)
+    t = series(square[0], [1 / n for n in range(27, 3, -2)])
+    t = product_pair(square, sum_pair(_THIRD, (square[0] * t, 0.0)))
     s = (s[0] + s[0], s[1] + s[1])
-    return k.to(torch.float64), _sum(s, _product(s, t))
+    return k.to(torch.float64), sum_pair(s, product_pair(s, t))
 
 
-def _natural(k: Any, part: Any) -> Any:
+def natural_pair(k: Any, part: Any) -> Any:
     """k·ln 2 and a logarithm, as a sum."""
     s, e = _two_sum(k * _LN2[0], part[0])
     return _quick(s, e + (part[1] + k * _LN2[1]))
@@ -172,7 +174,7 @@ def exp(x: Any) -> Any:
 def exp2(x: Any) -> Any:
     inside = _without_nan(x).clamp(-1076.0, 1025.0)
     k = inside.round()
-    p = _remainder_exp(_product((inside - k, 0.0), _LN2_NEAREST))
+    p = _remainder_exp(product_pair((inside - k, 0.0), _LN2_NEAREST))
     high, low = _quick(1.0, p[0])
     return _kept_nan(x, _scaled(high + (low + p[1]), k.to(torch.int64)))
 
@@ -180,7 +182,7 @@ def exp2(x: Any) -> Any:
 def _expm1(x: Any) -> Any:
     """k and (e^x - 1) / 2^k, a sum."""
     k, p = _exp((x, 0.0))
-    return k, _sum(_two_sum(1.0, -_power_of_two(-k.clamp(max=1000))), p)
+    return k, sum_pair(_two_sum(1.0, -_power_of_two(-k.clamp(max=1000))), p)
 
 
 def expm1(x: Any) -> Any:
@@ -189,21 +191,21 @@ def expm1(x: Any) -> Any:
 
 
 def log(x: Any) -> Any:
-    return _logarithm(x, _natural(*_log(_positive(x)))[0])
+    return _logarithm(x, natural_pair(*log_pair(_positive(x)))[0])
 
 
 def log2(x: Any) -> Any:
-    k, part = _log(_positive(x))
-    return _logarithm(x, _sum((k, 0.0), _product(part, _PER_LN2))[0])
+    k, part = log_pair(_positive(x))
+    return _logarithm(x, sum_pair((k, 0.0), product_pair(part, _PER_LN2))[0])
 
 
 def log10(x: Any) -> Any:
-    return _logarithm(x, _product(_natural(*_log(_positive(x))), _PER_LN10)[0])
+    return _logarithm(x, product_pair(natural_pair(*log_pair(_positive(x))), _PER_LN10)[0])
 
 
 def log1p(x: Any) -> Any:
     inside = x.masked_fill(~((x > -1) & (x < INFINITY)), 0.0)
-    y = _natural(*_log(*_two_sum(inside, 1.0)))[0].masked_fill(x < -1, NAN).masked_fill(x == -1, -INFINITY)
+    y = natural_pair(*log_pair(*_two_sum(inside, 1.0)))[0].masked_fill(x < -1, NAN).masked_fill(x == -1, -INFINITY)
     return torch.where((x != x) | (x == INFINITY) | (x.abs() < 2.0**-54), x, y)
 
 
@@ -212,9 +214,9 @@ def power(x: Any, y: Any) -> Any:
     x, y = x.to(device), y.to(device)
     size = x.abs()
     outside = (size == 0) | (size == INFINITY)
-    part = _natural(*_log(size.masked_fill(outside | (x != x), 1.0)))
+    part = natural_pair(*log_pair(size.masked_fill(outside | (x != x), 1.0)))
     inside = _without_nan(y).clamp(-(2.0**64), 2.0**64)
-    found = _exp_of(*_product(part, (inside, 0.0)))
+    found = _exp_of(*product_pair(part, (inside, 0.0)))
     found = torch.where(outside, torch.where(y > 0, size, 1.0 / size), found)
     is_whole, half = y.floor() == y, inside * 0.5
     found = found.masked_fill((x < 0) & ~is_whole & (size < INFINITY), NAN)
@@ -271,7 +273,7 @@ def tanh(x: Any) -> Any:
     k, (high, low) = _expm1(-2.0 * _without_nan(size).clamp(max=20.0))
     unit = _power_of_two(k)
     e = (high * unit, low * unit)
-    y = -_quotient(e, _sum(e, (2.0, 0.0)))[0]
+    y = -_quotient(e, sum_pair(e, (2.0, 0.0)))[0]
     return _kept_nan(x, torch.where(size < 2.0**-28, x, y.copysign(x)))
 
 
@@ -280,7 +282,7 @@ def sigmoid(x: Any) -> Any:
     high, low = _quick(1.0, p[0])
     e = _quick(_scaled(high, k), _scaled(low + p[1], k))
     above = (e[0].masked_fill(x >= 0, 1.0), e[1].masked_fill(x >= 0, 0.0))
-    return _kept_nan(x, _quotient(above, _sum((1.0, 0.0), e))[0])
+    return _kept_nan(x, _quotient(above, sum_pair((1.0, 0.0), e))[0])
 
 
 def silu_backward(g: Any, x: Any) -> Any:
@@ -377,7 +379,7 @@ def _quarters(x: Any) -> Any:
     first, second, third = ((digits[i] << 26 | digits[i - 1]) for i in (5, 3, 1))
     above = first >> 51
     f, e = _two_sum(*(t.to(torch.float64) * 2.0**k for t, k in ((first - (above << 52), -52), (second, -104))))
-    r = _product(_quick(f, e + third.to(torch.float64) * 2.0**-156), _HALF_PI)
+    r = product_pair(_quick(f, e + third.to(torch.float64) * 2.0**-156), _HALF_PI)
     near = x < 0.785
     return (digits[6] + above).masked_fill(near, 0), (torch.where(near, x, r[0]), r[1].masked_fill(near, 0.0))
 
@@ -389,10 +391,10 @@ def _sine(x: Any, quarters: int) -> Any:
     outside = ~(x < INFINITY)
     n, (r, low) = _quarters(x.masked_fill(outside, 0.0))
     z, rest = _two_product(r, r)
-    sine = r + (r * z * _series(z, _terms(3)) + low * (1.0 - 0.5 * z))
+    sine = r + (r * z * series(z, _terms(3)) + low * (1.0 - 0.5 * z))
     half = 0.5 * z
     cosine = 1.0 - half
-    cosine = cosine + (((1.0 - cosine) - half) + (z * z * _series(z, _terms(4)) - (r * low + 0.5 * rest)))
+    cosine = cosine + (((1.0 - cosine) - half) + (z * z * series(z, _terms(4)) - (r * low + 0.5 * rest)))
     n = n + quarters
     y = torch.where((n & 1) == 1, cosine, sine)
     return torch.where((n & 2) == 2, -y, y).masked_fill(outside, NAN)

@@ -14,7 +14,18 @@ from typing import Any
 import torch
 
 from tlrt.torch.routes.base import aten, route_by_double
-from tlrt.torch.routes.double import INFINITY, NAN, _log, _natural, _product, _series, _sum, cos, log, sin
+from tlrt.torch.routes.double import (
+    INFINITY,
+    NAN,
+    cos,
+    log,
+    log_pair,
+    natural_pair,
+    product_pair,
+    series,
+    sin,
+    sum_pair,
+)
 
 #: from here on Stirling's series
 _FAR = 12
@@ -42,7 +53,7 @@ def _at_2() -> list[float]:
 def _tail(y: Any, coefficients: Any) -> Any:
     """Of a series in 1/y², whose last coefficient is the first here."""
     r = 1.0 / y
-    return r, _series(r * r, [float(c) for c in coefficients])
+    return r, series(r * r, [float(c) for c in coefficients])
 
 
 def _sine_of_pi(x: Any) -> tuple[Any, Any]:
@@ -53,9 +64,9 @@ def _sine_of_pi(x: Any) -> tuple[Any, Any]:
 
 def _positive_lgamma(x: Any) -> Any:
     far = x.clamp(min=float(_FAR), max=2.0**1023)
-    high, low = _natural(*_log(far))
+    high, low = natural_pair(*log_pair(far))
     # x·2^-60 keeps the parts of a product finite
-    p = _product((far * 2.0**-60, 0.0), _sum((high, low), (-1.0, 0.0)))
+    p = product_pair((far * 2.0**-60, 0.0), sum_pair((high, low), (-1.0, 0.0)))
     r, s = _tail(far, [b / (2 * k * (2 * k - 1)) for k, b in reversed(list(enumerate(_BERNOULLI, 1)))])
     stirling = p[0] * 2.0**60 + (p[1] * 2.0**60 + (r * s + (_HALF_LOG_TAU - 0.5 * high)))
     near = x.clamp(max=float(_FAR))
@@ -66,7 +77,7 @@ def _positive_lgamma(x: Any) -> Any:
     for j in range(1, _FAR - 1):
         above = torch.where(whole - 2 >= j, above * (near - j), above)
     logarithm = log(torch.where(whole < 2, factors, above))
-    taylor = z * _SLOPE + z * z * _series(z, _at_2())
+    taylor = z * _SLOPE + z * z * series(z, _at_2())
     return torch.where(x < _FAR, taylor + torch.where(whole < 2, -logarithm, logarithm), stirling)
 
 
