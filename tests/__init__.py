@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tlrt
+from tlrt._binding.library import load
 from tlrt.errors import LibraryNotFoundError, StaleLibraryError
 from tlrt.kernels import permute, scale
 from tlspec.declarations import declarations
@@ -100,9 +102,18 @@ def slightly_wrong(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-def into(out: Any, made: Any) -> Any:
-    """A kernel's result, with its bits in `out` where a buffer of numbers is given."""
-    return made if type(out) is not tlrt.Buffer else permute(made, [len(made)], [0], out=out)
+def into(out: Any, values: np.ndarray, device: tlrt.Device) -> Any:
+    """A buffer of these numbers, or of these indices where they are uint32: the one given, or a new one."""
+    if values.dtype != np.uint32:
+        made = device.buffer(values)
+        return made if out is None else permute(made, [len(made)], [0], out=out)
+    if out is None:
+        return device.indices(values)
+    library = load()
+    slot = library.ffi.new("torchlean_buffer **", out._handle)
+    data = library.ffi.from_buffer("uint32_t[]", np.ascontiguousarray(values))
+    assert library.lib.torchlean_cuda_index_upload(device._handle, data, values.size, slot) == 0
+    return out
 
 
 def exit_status(main: Callable[[list[str]], Any], words: list[str]) -> object:

@@ -93,11 +93,17 @@ class Spoilt:
         arguments = {names[k]: v for k, v in keywords.items()}
         inside = Inside(self.entry, arguments, out is not None, want, original, self.count)
         arrays = self.defect(inside)
-        upload = lambda x, out: into(out, tlrt.Buffer.from_numpy(np.ascontiguousarray(x, np.float32), inside.device))
         places = [None] * len(arrays) if out is None else [out] if len(arrays) == 1 else out
         pairs = zip(self.entry.signature.outputs, arrays, places, strict=True)
-        wrapped = [x if x is None or a.host else upload(x, place) for a, x, place in pairs]
+        wrapped = [x if x is None or a.host else into(o, numbers(a, x), inside.device) for a, x, o in pairs]
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
+
+
+def numbers(a: Array, x: np.ndarray) -> np.ndarray:
+    """What a buffer of an output holds; an index that is no number was never written."""
+    if a.kind != "index":
+        return x.astype(np.float32)
+    return np.nan_to_num(np.float64(x), nan=POISON).astype(np.uint32)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tlrt
+from tests import into
 from tlrt import kernels
-from tlrt._binding.library import load
 from tlrt.verify.report import Failure
 from tlrt.verify.run import Runtime, counterpart
 from tlrt.verify.verifier import Settings, Verifier, plan_cases
@@ -75,26 +75,11 @@ class Spoilt:
         places = (None,) * len(outputs) if out is None else (out,) if len(outputs) == 1 else out
         made = []
         for o, xs, place in zip(outputs, lists, places, strict=True):
-            if o.kind == "index":
-                made.append(write_indices(place, np.ascontiguousarray(xs[0], np.uint32)))
-                continue
-            buffers = [tlrt.Buffer.from_numpy(np.ascontiguousarray(x, np.float32)) for x in xs]
-            if place is not None:  # written there, as the operation would
-                given = place if o.listed else [place]
-                buffers = [kernels.scale(b, 1.0, out=g) if len(b) else g for b, g in zip(buffers, given, strict=True)]
+            kind = np.uint32 if o.kind == "index" else np.float32
+            given = [None] * len(xs) if place is None else place if o.listed else [place]
+            buffers = [into(g, x.astype(kind), tlrt.device("cpu")) for g, x in zip(given, xs, strict=True)]
             made.append(buffers if o.listed else buffers[0])
         return tuple(made) if len(made) > 1 else made[0]
-
-
-def write_indices(place: Any, values: np.ndarray) -> Any:
-    """An index buffer of these values: the one given, or a new one."""
-    if place is None:
-        return tlrt.device("cpu").indices(values)
-    library = load()
-    slot = library.ffi.new("torchlean_buffer **", place._handle)
-    data = library.ffi.from_buffer("uint32_t[]", values)
-    assert library.lib.torchlean_cuda_index_upload(tlrt.device("cpu")._handle, data, values.size, slot) == 0
-    return place
 
 
 def swapped_tensors(c: Inside) -> Lists:

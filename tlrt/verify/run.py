@@ -129,7 +129,7 @@ class Runtime:
                 raise Fault(f"{case.name} returned {len(results)} results, expected {len(outputs)}")
             for array, mine, result in zip(outputs, given, results, strict=False):
                 pairs = zip(mine, result, strict=True) if array.listed else [(mine, result)]
-                if array.kind != "index" and any(x is not y for x, y in pairs):
+                if any(x is not y for x, y in pairs):
                     raise Fault(f"{array.name} is another one than was given")
             arrays = [self._fetch(case, a, r) for a, r in zip(outputs, results, strict=True)]
             written = [counterpart(a) for a in outputs] if in_place else []
