@@ -159,11 +159,10 @@ def test_a_tensor_of_another_type_is_refused(operator: Op) -> None:
     for i, (name, x) in enumerate(zip(_foreign.names(operator.signature)[0], given, strict=False)):
         if not isinstance(x, torch.Tensor):
             continue
-        is_index = not x.is_floating_point()
-        for kind in (torch.float64, torch.bfloat16) + (
-            () if is_index else (torch.float16, torch.int32, torch.complex64)
-        ):
-            expected = "integers" if is_index else "float32"
+        expected, others = "integers", ()
+        if x.is_floating_point():
+            expected, others = "float32", (torch.float16, torch.int32, torch.complex64)
+        for kind in (torch.float64, torch.bfloat16, *others):
             text = f"{operator.name}: {name}: got {str(kind)[6:]}, expected {expected}"
             with pytest.raises(errors.ArgumentTypeError, match=text):
                 getattr(torch.ops.torchlean, operator.name)(*given[:i], x.to(kind), *given[i + 1 :])

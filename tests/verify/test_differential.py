@@ -1,5 +1,6 @@
 """compare: a program agrees with itself on every device, and a planted defect is found at the operation that has it."""
 
+import shlex
 import subprocess
 import sys
 
@@ -92,17 +93,7 @@ def test_options_reach_the_comparison(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         differential, "compare", lambda program, names, **how: calls.append((program.__name__, names, how)) or report
     )
-    words = [
-        str(path),
-        "--function",
-        "other",
-        "--devices",
-        "cpu,spec",
-        "--seed",
-        "7",
-        "--reproduce",
-        str(tmp_path / "r"),
-    ]
+    words = shlex.split(f"{path} --function other --devices cpu,spec --seed 7 --reproduce {tmp_path / 'r'}")
     assert main(words) == 0
     [(name, names, how)] = calls
     assert (name, names, how["seed"], how["reproduce"]) == ("other", ["cpu", "spec"], 7, tmp_path / "r")

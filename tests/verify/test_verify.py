@@ -260,20 +260,7 @@ def test_own_arrays_in_a_file_whose_name_needs_quotes(
 def test_options_reach_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runs: list[Any] = []
     monkeypatch.setattr(verify, "run_checks", lambda *given, **named: runs.append((*given, *named.values())))
-    words = [
-        "--ops",
-        "relu",
-        "--device",
-        "cpu, cpu",
-        "--data",
-        "normal, special",
-        "--cases",
-        "3",
-        "--seed",
-        "5",
-        "--size",
-        "small",
-    ]
+    words = shlex.split("--ops relu --device 'cpu, cpu' --data 'normal, special' --cases 3 --seed 5 --size small")
     assert verify.main([*words, "--variants", "--math", "reproducible", "--jobs", "4"]) == 1  # nothing was checked
     checks, work, report, jobs, _ = runs.pop()
     assert checks.settings == verifier.Settings(3, 5, "small", ("normal", "special"), True, False, "reproducible")

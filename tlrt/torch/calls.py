@@ -54,9 +54,9 @@ def _plan(
 
 def _require_fit(op: str, name: str, tensor: Any, place: Any, is_index: bool) -> None:
     """The memory of a tensor of another type would be read as float32, and that of another device not at all."""
-    kind = tensor.dtype
-    if kind.is_floating_point or kind.is_complex if is_index else kind != torch.float32:
-        expected = "integers" if is_index else "float32"
+    kind, expected = tensor.dtype, "integers" if is_index else "float32"
+    fits = not (kind.is_floating_point or kind.is_complex) if is_index else kind == torch.float32
+    if not fits:
         raise refusal(ArgumentTypeError, op, name, str(kind).removeprefix("torch."), expected)
     if tensor.device != place:
         raise refusal(DeviceMismatchError, op, name, f"a tensor on {tensor.device}", f"one on {place}, as the first is")
