@@ -325,6 +325,8 @@ class Ledger:
         total, first = integer("steps", "total", total), integer("steps", "first", first)
         if self._closed:
             raise refusal(ReleasedError, "steps", "ledger", "a closed ledger", "an open one")
+        self._finish()  # of a loop that was left by break
+        self._resolve()
         first, stop = self._sink.begin(self, total, first)
         self.next_step = first
         for number in range(first, stop):

@@ -10,7 +10,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 import tlrt
 from tests.runtime.operation_calls import attend
 from tlrt import Session, Tape, nn
-from tlrt.errors import ArgumentError, ShapeError
+from tlrt.errors import ArgumentError, CaptureError, ShapeError
 from tlrt.spec import SpecDevice
 from tlspec.bounds import U
 from tlspec.drawn import generator
@@ -139,7 +139,10 @@ def test_generation_with_a_cache_equals_the_full_pass() -> None:
             s.reset()
         np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, rtol=0, atol=100 * U)
         assert_raises(ShapeError, layer, s.const(x[:1, :1]), cache=cache)
+        assert_raises(CaptureError, s.capture, lambda: layer(s.const(x[:, :1]), cache=cache))
         assert len(cache) == 11
+        alone = s.capture(lambda x: layer(s.const(x), cache=nn.KeyValueCache(s)), x[:, 1:])  # one of its own
+        np.testing.assert_allclose(alone(x[:, :-1]).numpy(), whole[:, :-1], rtol=0, atol=100 * U)
         cache.clear()
         assert len(cache) == 0
 

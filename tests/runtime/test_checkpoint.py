@@ -138,6 +138,8 @@ def test_checkpoints_of_another_program(tmp_path):
     refused(run, path, "type: got 'SGD', expected 'AdamW'")
     checkpoint.save(path, run.session)
     refused(run, path, "got 0 optimizers, expected 1")
+    run.save(path)
+    assert_raises_regex(CheckpointError, "got 1 optimizers, expected 0", checkpoint.load, path, run.session)
     other = Run("cpu")
     other.session.param([1.0], "more")
     other.save(path)
@@ -171,6 +173,7 @@ def read(path) -> tuple[dict, dict[str, np.ndarray]]:
     ("adamw", '"parameters": ["layer.weight", "layer.bias"], "m', '"parameters": [["w"]], "m', "damaged metadata"),
     ("adamw", '"seed": 3', f'"seed": {2**64}', "damaged metadata"),
     ("adamw", '"counter": 0', '"counter": -1', "damaged metadata"),
+    ("adamw", '"counter": 0', '"counter": false', "damaged metadata"),
     ("adamw", '"rule": 2', '"rules": 2', "random numbers are of rule"),
     *[("adamw", '"rule": 2', f'"rule": {rule}', "random numbers are of rule") for rule in ("1", "3", "null", '"2"')],
 ])  # fmt: skip
@@ -349,7 +352,7 @@ def test_an_interrupted_save_leaves_the_old_file_or_the_new(tmp_path):
         assert path.read_bytes() in (b"old", new), k
         if not interrupted:
             break
-    assert_raises(ValueError, run.save, path, {"loss": float("nan")})
+    assert_raises_regex(errors.ArgumentError, "extra: got", run.save, path, {"loss": float("nan")})
     assert path.read_bytes() == new and k > 500
 
 
@@ -415,6 +418,17 @@ def test_an_interrupted_assignment_happens_or_not(device):
         fresh.buffer.release()
         assert_raises(errors.ReleasedError, w.assign, fresh)
         assert w.value.tolist() == [5, 6]
+
+
+def test_optimizers_of_the_same_parameters_have_states_of_their_own(tmp_path):
+    with Session("cpu") as s:
+        w = s.param([1.0], "w")
+        made = [optim.SGD([w], momentum=k / 16) for k in range(1, 12)]
+        for one in made:
+            s.backward(s.square(w)), one.step()
+        states = [one.state() for one in made]
+        checkpoint.save(tmp_path / "a", s, made), checkpoint.load(tmp_path / "a", s, made[::-1])
+        assert [one.state() for one in reversed(made)] == states
 
 
 def test_weights_alone(tmp_path):

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -24,7 +24,7 @@ import tlrt
 from tests.runtime import distributed_program
 from tests.runtime.rank_processes import MPIRUN, TIMEOUT, WRONG, fail, run, weights, weights_alone
 from tests.runtime.thread_group import run_ranks
-from tlrt import checkpoint, distributed, errors, optim
+from tlrt import checkpoint, distributed, errors, nn, optim
 from tlrt.distributed import buckets, environment, launch, tree
 from tlrt.distributed.environment import MPI, SOCKETS
 from tlrt.distributed.sockets import SocketGroup
@@ -288,6 +288,26 @@ def test_statistics_move_in_every_shard_and_step_or_in_none(moving: tuple[int, .
             training.step(loss)  # in every step or in none
 
 
+def test_a_step_that_failed_can_be_done_again() -> None:
+    """Whichever shard failed: nothing is left of it, and the step has the bits of one that did not fail."""
+    found = []
+    for fails in (-1, 0, 1):
+        with tlrt.Session("cpu", seed=1) as s:
+            norm, before = nn.BatchNorm(s, 2, name="norm"), s.counter
+            training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), shards=2)
+
+            def loss(shard: int, fails: int = -1, s: Any = s, norm: Any = norm) -> Any:
+                y = norm(s.const(np.eye(2) * (shard + 1)), training=True) + s.rand_normal((2, 2))
+                return y if shard == fails else s.mean(s.square(y))
+
+            if fails >= 0:
+                assert_raises_regex(errors.ArgumentError, "no scalar", training.step, partial(loss, fails=fails))
+                assert (s.counter, s.tape.size) == (before, 0)
+            training.step(loss)
+            found.append([p.value.tobytes() for p in s.parameters()])
+    assert found[0] == found[1] == found[2]
+
+
 def test_a_parameter_that_no_shard_reaches_stays() -> None:
     with tlrt.Session("cpu") as s:
         used, left = s.param(np.ones(3), "used"), s.param(np.ones(3), "left")
@@ -435,6 +455,7 @@ def meet(*ranks: tuple[int, int], visit: bytes | None = None) -> list[Any]:
 
 @pytest.mark.parametrize(("ranks", "says"), [
     ([(0, 2), (1, 4)], "join: size: got 4 on rank 1, expected 2, as on rank 0"),
+    ([(0, 4), (1, 2)], "join: size: got 2 on rank 1, expected 4, as on rank 0"),
     ([(0, 4), (1, 4), (1, 4)], "join: rank: got two processes of rank 1, expected one"),
 ])  # fmt: skip
 def test_ranks_that_do_not_fit_are_refused(ranks: list[tuple[int, int]], says: str) -> None:
@@ -449,6 +470,7 @@ def test_somebody_else_at_the_door_is_sent_away(hello: Any) -> None:
     groups = meet((0, 2), (1, 2), visit=visit)
 
     def exchange(group: distributed.Group) -> str:
+        group.exchange(1 - group.rank, np.zeros(0), np.zeros(0))
         numbers = np.zeros(group.rank + 1)
         with pytest.raises(distributed.GroupError) as found:
             group.exchange(1 - group.rank, numbers, numbers)
@@ -507,7 +529,7 @@ def test_what_one_rank_alone_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with tlrt.Session("cpu") as s:
         w, frozen = s.param([1.0], "w"), s.param([1.0], "frozen", requires_grad=False)
         two, four = (distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.5), shards=n) for n in (2, 4))
-        two.save(tmp_path / "two", {"epoch": 3})
+        two.save(tmp_path / "two", {"epoch": 3, "shards": 7})
         checkpoint.save(tmp_path / "none", s, optim.SGD([w], lr=0.5))
         assert two.load(tmp_path / "two") == {"epoch": 3}
         for training, name in ((four, "two"), (two, "none")):
@@ -588,11 +610,12 @@ def test_of_several_failures_a_signal_is_told_first(capfd: pytest.CaptureFixture
         assert capfd.readouterr().err == f"launch: rank {codes.index(-9)} ended with SIGKILL\n"
 
 
-def test_launch_gives_the_status_of_what_failed(capfd: pytest.CaptureFixture[str]) -> None:
-    program = "import os, sys; print('here'); sys.exit(3 * (os.environ['RANK'] == '1'))"
+def test_launch_gives_the_status_of_what_failed(capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setenv("TORCHLEAN_CPU_THREADS", "7")
+    program = "import os, sys; print(os.environ['TORCHLEAN_CPU_THREADS']); sys.exit(3 * (os.environ['RANK'] == '1'))"
     assert launch.launch([sys.executable, "-c", program], 2, grace=2) == 3
     shown = capfd.readouterr()
-    assert "[0] here" in shown.out and "[1] here" in shown.out and "rank 1 ended with exit status 3" in shown.err
+    assert "[0] 7" in shown.out and "[1] 7" in shown.out and "rank 1 ended with exit status 3" in shown.err
     for wrong in ("3", "0"):
         assert_raises(SystemExit, launch.main, ["-n", wrong, "x.py"])
     assert launch.launch([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], 1) == 128 + 9

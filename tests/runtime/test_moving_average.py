@@ -103,5 +103,6 @@ def test_what_averages_refuse(s):
     average.update()  # the averages are back
     if s.device.name != "spec":
         assert_raises(errors.CaptureError, s.capture, average.update)
+        assert_raises(errors.CaptureError, s.capture, average.swap)
     average.close()
     assert_raises_regex(errors.ReleasedError, "a closed optimizer", average.update)

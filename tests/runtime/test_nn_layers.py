@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -115,11 +116,12 @@ def test_a_batch_of_samples_is_each_sample(s, grid, modes):
 
 def test_the_same_operator_on_another_grid(s):
     """A function of few frequencies has the same image on both grids."""
-    layer = nn.FNOBlock1d(s, 2, 3, name="l")
+    layer = nn.FNOBlock1d(s, 2, 3, name="l", activation=None)
     places = np.linspace(0, 2 * np.pi, 16, endpoint=False)
     x = np.stack([np.sin(places), np.cos(2 * places)], -1)[None].astype(np.float32)
     fine = layer(s.const(x)).numpy()
     coarse = layer(s.const(x[:, ::2])).numpy()
+    assert np.array_equal(fine, (layer.spectral(s.const(x)) + layer.point(s.const(x))).numpy())
     assert np.allclose(fine[:, ::2], coarse, rtol=0, atol=16 * U)  # the places and the values were rounded to float32
 
 
@@ -373,6 +375,18 @@ OPTIONS = [
     for option, about in inspect.signature(getattr(nn, layer)).parameters.items()
     if about.default is not about.empty and option != "name"
 ]  # fmt: skip
+
+
+def test_integers_are_taken_or_refused_by_errors_of_ours(s):
+    """No 0, negative number or text is divided by, or compared with."""
+    for kind, arguments in [(getattr(nn, n), about[0]) for names, about in REQUIRED.items() for n in names.split()]:
+        known = {n: str(about.annotation) for n, about in inspect.signature(kind).parameters.items()}
+        given = {**dict(zip([n for n in known if n != "session"], arguments, strict=False)), "session": s}
+        for name in [n for n, kinds in known.items() if "int" in kinds and "Callable" not in kinds]:
+            for wrong in (0, -1, "x"):
+                options = {**given, "name": f"l{len(s.parameters)}", name: wrong}
+                with suppress(errors.TorchleanError):
+                    kind(**{n: v for n, v in options.items() if n in known})
 
 
 @pytest.mark.parametrize(("layer", "option", "default"), OPTIONS)

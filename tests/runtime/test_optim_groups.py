@@ -155,6 +155,8 @@ def test_groups_share_what_they_do_not_have(s):
     assert_raises_regex(errors.ArgumentError, "groups: got 0 groups", adam.load_state, *plain.state())
     assert_raises_regex(errors.ArgumentError, "groups: got 2 groups", plain.load_state, settings, arrays)
     adam.close(), plain.close()
+    groups = [{"params": a}, {"params": Session(s.device).param([1.0], "a")}]
+    assert_raises_regex(errors.DeviceMismatchError, "several sessions", optim.Adam, groups)
     assert_raises_regex(errors.ReleasedError, "Adam: got a closed", first.step)
 
 

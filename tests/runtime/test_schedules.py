@@ -64,19 +64,12 @@ def test_cosine_and_polynomial_rise_alike():
     assert falls == [*rise, 0.625, 0.5, 0.5]
     assert schedules.cosine(2, peak=1.0, total=2, warmup=2, final=0.25) == 0.25
     assert schedules.one_cycle(50, peak=1.0, total=10) == pytest.approx(4e-6)
-    assert (
-        schedules.one_cycle(0, peak=2.0, total=4, rise=0.25)
-        == schedules.one_cycle(9, peak=2.0, total=4, rise=1.0)
-        == 2.0
-    )
+    assert [schedules.one_cycle(k, peak=2.0, total=4, rise=rise) for k, rise in ((0, 0.25), (9, 1.0))] == [2.0, 2.0]
 
 
 def test_schedules_refuse():
     for call, said in (
-        (
-            lambda: schedules.cosine(0, peak=1.0, total=2, warmup=3),
-            "cosine: warmup: got 3, expected 0 <= warmup <= total",
-        ),
+        (lambda: schedules.cosine(0, peak=1.0, total=2, warmup=3), "cosine: warmup: got 3, expected 0 <= warmup"),
         (lambda: schedules.cosine(0, peak=1.0, total=2, warmup=-1), "warmup: got -1"),
         (lambda: schedules.cosine_restarts(0, peak=1.0, period=0), "period, growth: got 0, 1"),
         (lambda: schedules.cosine_restarts(0, peak=1.0, period=1, growth=0), "period, growth: got 1, 0"),

@@ -14,7 +14,7 @@ from audit.injection import interrupt
 from tests import run_in_thread, unchanged_memory
 from tlrt import Session, errors, nn
 from tlrt._binding import convert
-from tlrt.session import Options
+from tlrt.session import NatRef, Options
 
 RNG = np.random.default_rng(7)
 
@@ -175,7 +175,7 @@ def test_no_grad(s):
     assert not y.requires_grad
     with Session(s.device, track_gradients=False) as quiet:
         v = quiet.param([1.0], "v")
-        assert not quiet.scale(v, 2.0).requires_grad
+        assert not quiet.scale(v, 2.0).requires_grad and not quiet.input([1.0], requires_grad=True).requires_grad
 
 
 def test_clip_grad_norm(s):
@@ -199,6 +199,7 @@ def test_naturals(s):
     s.set_nat(i, 0)
     s.set_nat_vec(v, [1, 1, 0])
     s.get_nat_vec(v)[:] = 2  # of a copy
+    assert_raises(TypeError, s.set_nat, NatRef(s, v.id, s.epoch), 1)
     assert s.get_nat(i) == 0 and s.get_nat_vec(v).tolist() == [1, 1, 0]
     assert s.gather_scalar_nat(x, i).item() == 1.0 and s.gather_vec_nat(x, v).numpy().tolist() == [2.0, 2.0, 1.0]
     assert_raises(IndexError, s.nat, -1)

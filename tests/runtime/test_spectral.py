@@ -29,9 +29,11 @@ def test_a_captured_step_has_the_bits_of_an_eager_one() -> None:
     rng = generator("captured spectral")
     one, two = (rng.normal(size=(2, 2, 6, 6)).astype(np.float32) for _ in range(2))
     with Session("cpu", seed=1) as s:
-        block = nn.FNOBlock2d(s, 2, 2, name="l")
+        block = nn.FNOBlock2d(s, 2, 2, name="l", activation=None)
         captured = s.capture(lambda x: block(s.const(x)), one)
         assert captured(two).numpy().tobytes() == block(s.const(two)).numpy().tobytes()
+        apart = block.spectral(s.const(two)) + block.point(s.const(two))
+        assert captured.outputs.numpy().tobytes() == apart.numpy().tobytes()
 
 
 #: (x, w_re, w_im, which has the shape of w_re unless given)

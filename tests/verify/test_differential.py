@@ -72,6 +72,8 @@ def test_programs_that_diverge_are_reported(monkeypatch):
     assert [f.which for f in report.failures] == ["program"] and "takes another way" in str(report)
     twice = compare(lambda s: (parted(s), parted(s))[:0], ["spec", "cpu"])
     assert [f.which for f in twice.failures] == ["program"], "the first tells what the others follow from"
+    with pytest.raises(tlrt.errors.ArgumentError, match="different names"):
+        compare(parted, ["cpu", "cpu"])
 
 
 def test_command(tmp_path, capsys):

@@ -24,6 +24,7 @@ DOCUMENT: dict[str, Any] = {
     ],
     "nested": {"functions": [{"devices": {"cpu": {"hashes": ["0" * 16] * 200}}, "special": [{"x": "0"}] * 300}]},
     "text": "at [] . key",
+    "": {"": {"results": [{"at": 1, "key": "x", "%at": 2, "items": [3], "": 4}]}, "at": {"key": {"at": ["x" * 1200]}}},
 }
 
 

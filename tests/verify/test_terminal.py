@@ -17,9 +17,10 @@ from tlrt.errors import ArgumentError
 
 def test_a_table_is_plain_and_whole() -> None:
     long = "x" * 300
-    lines = format_table(("name", "number", "text"), [("a[b]c", 1.5, long), ("λ√h", 200, "[red]no[/red]")]).splitlines()
+    rows = [("a[b]c", -1.5, long), ("λ√h", "inf", "[red]no[/red]")]
+    lines = format_table(("name", "number", "text"), rows).splitlines()
     assert lines[0].split() == ["name", "number", "text"] and set(lines[1]) == {"-"}
-    assert lines[2] == f"a[b]c     1.5  {long}" and lines[3] == "λ√h       200  [red]no[/red]"
+    assert lines[2] == f"a[b]c    -1.5  {long}" and lines[3] == "λ√h       inf  [red]no[/red]"
     assert format_table(("a", "b"), []).splitlines()[0] == "a  b"
 
 
@@ -35,13 +36,13 @@ def test_progress_of_a_stream_that_is_no_terminal() -> None:
 
 def test_progress_counts_its_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what an earlier run has finished; with a line also where a tenth takes long."""
-    times, stream = iter([0.0, 10.0, 15.0, 31.0, 32.0]), io.StringIO()
+    times, stream = iter([0.0, 10.0, 22.0, 31.0, 32.0]), io.StringIO()
     monkeypatch.setattr(_terminal.time, "monotonic", lambda: next(times))
     progress = Progress(100.0, "steps", done=40.0, stream=stream)
-    for amount in (10.0, 1.0, 1.0, 20.0):
-        progress.advance(amount, "note")
+    for amount in (10.0, 1.0, 1.0, 80.0):
+        progress.advance(amount, "sum")
     assert stream.getvalue().splitlines() == [
-        " 50.0 %  1 steps/s  0:50 left  note", " 52.0 %  0.387 steps/s  2:04 left  note", " 72.0 %  1 steps/s  0:28 left  note",
+        " 50.0 %  1 steps/s  0:50 left  sum", " 52.0 %  0.387 steps/s  2:04 left  sum", "100.0 %  2.88 steps/s  0:00 left  sum",
     ]  # fmt: skip
 
 

@@ -268,20 +268,18 @@ def test_options_reach_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert [(row.name, which) for row, which, _ in work] == [("relu", "forward"), ("relu", "vjp")]
     np.savez(tmp_path / "own.npz", x=np.ones(3))
     own = ["--ops", "relu", "--inputs", str(tmp_path / "own.npz"), "--jobs", "4"]
-    for cores, words, jobs in (
-        (32, [], verify.MOST_JOBS),
-        (1, [], 1),
-        (4, ["--trace"], 1),
-        (4, ["--ops", "relu"], 1),
-        (4, own, 1),
-    ):
+    alone = [(4, words, 1) for words in (["--trace"], ["--ops", "relu"], own)]
+    for cores, words, jobs in ((32, [], verify.MOST_JOBS), (1, [], 1), *alone):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: range(cores))
         assert verify.main(["--device", "cpu", *words]) == 1 and runs.pop()[3] == jobs, words
     said = verify.verify_drawn(["cpu"], "relu", 2, math="reproducible").command
     assert said == "python -m tlrt verify --cases 2 --math reproducible"
     checks, *_ = runs.pop()
     assert checks.settings == verifier.Settings(2, math="reproducible")
-    assert checks.runtimes["cpu"].device.math == "reproducible"
+    monkeypatch.setattr(verify.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(verify, "_verifier", None)
+    verify._start_process(["cpu"], checks.settings)  # as each of several processes begins
+    assert checks.runtimes["cpu"].device.math == verify._verifier.runtimes["cpu"].device.math == "reproducible"
 
 
 def test_damaged_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -227,7 +227,7 @@ class DataParallel:
         # read at the end: until then the device has work that was queued before
         losses: list[AnyBuffer] = []
         moving = _Moving(session, self._moving)
-        first = self.group.rank * count
+        first, counter = self.group.rank * count, session.counter
         try:
             for shard in range(first, first + count):
                 session.counter = (self._steps * self.shards + shard) << DRAWS
@@ -252,6 +252,9 @@ class DataParallel:
             self._exchange.share()
         except BaseException:
             gradients.stop()
+            session._release_step()  # what the shard has left would count as a part of the next step's first
+            session.counter = counter
+            moving.restore()
             raise
         finally:
             for loss_of_shard in losses:
@@ -541,6 +544,12 @@ class _Moving:
             self._parameters[n].set(self._start[n])
             self._versions[n] = self._parameters[n]._version
         return found
+
+    def restore(self) -> None:
+        """After a shard that failed, they are as at the start, too."""
+        for n, value in self._start.items():
+            if self._parameters[n]._version != self._versions[n]:
+                self._parameters[n].set(value)
 
 
 class _Whole:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tlrt._binding.arguments import integer
 from tlrt.errors import ArgumentError, refusal
 from tlrt.nn import init
 from tlrt.nn.layer import Dropout, Layer, require_sizes
@@ -39,6 +40,7 @@ class KeyValueCache:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self._made_in = session.epoch
         self._held: tuple[AnyBuffer, AnyBuffer] | None = None
 
     def __len__(self) -> int:
@@ -62,8 +64,12 @@ class KeyValueCache:
         ------
         ShapeError
             Where other axes than the positions differ; the cache is as it was then.
+        CaptureError
+            Within a captured function that did not make the cache: at a replay it would not grow.
         """
         s = self.session
+        if self._made_in != s.epoch:
+            s._require_uncaptured("KeyValueCache.append")
         made = [key, value]
         if self._held is not None:
             before = [s._leaf(held.share(), "cache", False) for held in self._held]
@@ -144,7 +150,8 @@ class MultiHeadAttention(Layer):
         if heads < 1 or width % heads:
             raise refusal(ArgumentError, "MultiHeadAttention", "heads", heads, f"a divisor of {width}")
         self.session, self.heads, self.causal, self.use_flash = session, heads, causal, use_flash
-        self.kv_heads, self.rotary, self.window = heads if kv_heads is None else kv_heads, rotary, window
+        self.kv_heads = heads if kv_heads is None else integer("MultiHeadAttention", "kv_heads", kv_heads)
+        self.rotary, self.window = rotary, window
         self.dropout = Dropout(dropout)
         if self.kv_heads < 1 or heads % self.kv_heads:
             raise refusal(ArgumentError, "MultiHeadAttention", "kv_heads", kv_heads, f"a divisor of {heads}")

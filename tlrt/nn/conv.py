@@ -41,7 +41,7 @@ class _Convolution(Layer):
         require_sizes(self, in_channels=in_channels, out_channels=out_channels)
         self.session, self.stride, self.padding = session, stride, padding
         self._more: dict[str, Any] = {"dilation": dilation, "groups": groups}
-        if groups < 1 or in_channels % groups or out_channels % groups:
+        if integer(type(self).__name__, "groups", groups) < 1 or in_channels % groups or out_channels % groups:
             expected = f"a divisor of {in_channels} and {out_channels} channels"
             raise refusal(ArgumentError, type(self).__name__, "groups", groups, expected)
         shape = (*self._channels(in_channels, out_channels, groups), *_sizes(type(self).__name__, kernel, rank))

@@ -100,20 +100,26 @@ def _has_lines(name: str, value: Any) -> bool:
 
 def _escape(name: str) -> str:
     """A name as a part of a place, which has no other dots and brackets than those of the place."""
-    return name.replace("%", "%25").replace(".", "%2E").replace("[", "%5B")
+    return name.replace("%", "%25").replace(".", "%2E").replace("[", "%5B") or "%"
 
 
 def _unescape(part: str) -> str:
-    return part.replace("%5B", "[").replace("%2E", ".").replace("%25", "%")
+    return "" if part == "%" else part.replace("%5B", "[").replace("%2E", ".").replace("%25", "%")
+
+
+def _is_own(name: str) -> bool:
+    """Whether it is a name of a line's own, or one of a table that is written with % before it for that reason."""
+    return name.lstrip("%") in ("at", "key")
 
 
 def _lines(place: str, key: str | None, value: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The lines of a table at a place: its short values, then what has lines of its own."""
     apart = {name: inner for name, inner in value.items() if _has_lines(name, inner)}
     short = {name: inner for name, inner in value.items() if name not in apart}
+    short = {f"%{name}" if _is_own(name) else name: inner for name, inner in short.items()}
     yield {"at": place, **({} if key is None else {"key": key}), **short}
     for name, inner in apart.items():
-        under = ".".join(filter(None, (place, *(_escape(part) for part in (key, name) if part))))
+        under = ".".join(filter(None, (place, *(_escape(part) for part in (key, name) if part is not None))))
         if isinstance(inner, dict) and all(isinstance(v, dict) for v in inner.values()):
             for key_, item in inner.items():
                 yield from _lines(under, key_, item)
@@ -191,6 +197,7 @@ def read_document(path: Path) -> Any:
 def _insert(document: dict[str, Any], place: str, value: dict[str, Any]) -> None:
     """Enters a line into the document: the place's parts are descended, ``[]`` being the last item so far."""
     key, target = value.pop("key", None), document
+    value = {name[1:] if _is_own(name) else name: inner for name, inner in value.items()}
     *path, last = place.split(".") if place else [""]
     for part in path:
         name = _unescape(part.removesuffix("[]"))
