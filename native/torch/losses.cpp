@@ -249,6 +249,7 @@ at::Tensor differences(const at::Tensor &x, const at::Tensor &y, int64_t first, 
 
 Maybe distances(const at::Tensor &x, const at::Tensor &y, double p, std::optional<int64_t>)
 {
+    TORCH_CHECK(p >= 0, message("cdist only supports non-negative p values, but got ", p));
     if (p > 0 && p < 1) return std::nullopt;
     costs(3 * x.numel() * y.size(-2));
     if (!x.size(-2) || !y.numel() || !x.numel()) {

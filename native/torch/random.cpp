@@ -77,6 +77,11 @@ std::optional<at::Tensor> bernoulli(const at::Tensor &x, double p, std::optional
 }
 std::optional<at::Tensor> bernoulli_of(const at::Tensor &x, const at::Tensor &p, std::optional<at::Generator> generator)
 {
+    if (p.device().is_cpu() && p.numel()) { /* of NaN both ends are NaN */
+        const auto [low, high] = at::aminmax(p);
+        TORCH_CHECK(low.item<double>() >= 0 && high.item<double>() <= 1,
+                    "bernoulli expects all probabilities to be in [0, 1]");
+    }
     return drawn<torchlean_cuda_buffer_rand_uniform>(x, next_key(generator)).lt(p.to(x.device())).to(at::kFloat);
 }
 /* -ln(1 - u), never 0 though u may be, in float16 neither; u is below 1. */
@@ -119,6 +124,7 @@ at::Tensor scaled(const at::Tensor &z, const at::Tensor &mean, const at::Tensor 
 }
 std::optional<at::Tensor> normal_about(const at::Tensor &mean, double std, std::optional<at::Generator> generator)
 {
+    TORCH_CHECK(std >= 0, message("normal expects std >= 0.0, but found std ", std));
     return normal(mean, 0, 1, generator)->mul(std).add(mean);
 }
 std::optional<at::Tensor> normal_as_wide_as(double mean, const at::Tensor &std, std::optional<at::Generator> generator)

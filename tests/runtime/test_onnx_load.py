@@ -110,26 +110,48 @@ def test_types_that_are_not_computed_are_named() -> None:
             importer.load(graph_of("Cast", X, to=kind))
     whole = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 18]> g (int64[3] i, float[3] x) => (y, z) '
-        '{ a = Sqrt(i) y = Det(a) b = SequenceConstruct(x) z = RoiAlign<mode="max">(x, x, i) }'
+        '<double[1] d = {1}> { a = Sqrt(i) y = Det(a) b = SequenceConstruct(x) z = RoiAlign<mode="max">(x, x, i) c = MaxPool(x) }'
     )
     with pytest.raises(UnavailableError) as refused:
         importer.load(whole)
-    for part in (
-        "operator Sqrt of int64",
-        "operator Det",
-        "operator SequenceConstruct",
-        "attribute mode = 'max' of RoiAlign",
-    ):
+    for part in ("operator Sqrt of int64", "operator Det", "operator SequenceConstruct", "attribute mode = 'max' of RoiAlign",
+                 "no attribute kernel_shape of MaxPool", "weight d of type float64"):  # fmt: skip
         assert part in str(refused.value)
 
 
 def test_a_graph_within_is_looked_at() -> None:
     whole = onnx.parser.parse_model(
-        '<ir_version: 9, opset_import: ["": 18]> g (float[3] x, bool c) => (float[3] y) { y = If(c) <'
-        "then_branch = a () => (float[3] p) { p = Relu(x) }, else_branch = b () => (float[3] q) { q = Nothing(x) }> }"
+        '<ir_version: 9, opset_import: ["": 18, "other": 1]> g (float[3] x, bool c) => (float[3] y) { y = If(c) <'
+        "then_branch = a () => (float[3] p) { p = Sqrt(c) }, else_branch = b () => (float[3] q) { q = Nothing(x) }> }"
     )
-    with pytest.raises(UnavailableError, match="operator Nothing"):
+    with pytest.raises(UnavailableError, match=r"operator Sqrt of bool .*operator Nothing"):
         importer.load(whole)
+    whole.graph.node[0].attribute[0].g.node[0].domain = "other"  # an operator of somebody else, of whatever name
+    with pytest.raises(UnavailableError, match=r"operator other\.Sqrt"):
+        importer.load(whole)
+
+
+FILTER, COLUMN = X.transpose(1, 0, 2, 3), X[0, 0, :, :1]
+REGIONS = np.array([[0, 0, 3, 3], [1, 1, 2, 4]], np.float32), np.array([0, 0])
+#: an operator, operands, and two ways to say the same
+SAME: list[tuple[str, list[Any], dict[str, Any], dict[str, Any]]] = [
+    ("RoiAlign", [X, *REGIONS], {"opset": 13}, {"opset": 16, "coordinate_transformation_mode": "output_half_pixel"}),
+    ("GridSample", [X, X[..., :2] / 2], {"opset": 16, "mode": "bicubic"}, {"opset": 20, "mode": "cubic"}),
+    ("ConvTranspose", [X, FILTER], {"auto_pad": "SAME_LOWER"}, {"pads": [2, 2, 1, 1]}),
+    ("ConvTranspose", [X, FILTER], {"output_shape": [1, 1, 5, 4]}, {"output_shape": [5, 4]}),
+    ("Resize", [X, None, np.array([2], np.float32)], {"axes": [-1], "mode": "linear"}, {"axes": [3], "mode": "linear"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SAME, ids=lambda case: case[0])
+def test_two_ways_to_say_the_same(case: Any) -> None:
+    """The standard's domain has two names, as well."""
+    op, operands, said, other = case
+    whole = graph_of(op, *operands, **said)
+    whole.graph.node[0].domain = whole.opset_import[0].domain = "ai.onnx"
+    with tlrt.Session("cpu") as s:
+        found = importer.load(whole).bind(s)(*(x for x in operands if x is not None)).numpy()
+    assert np.array_equal(found, run(op, *operands, **other))
 
 
 FUNCTIONS = """
@@ -212,20 +234,20 @@ def test_a_loop_runs_until_its_condition_is_false() -> None:
     whole = onnx.parser.parse_model("""
     <ir_version: 9, opset_import: ["" : 18]>
     g (float[2] x, int64 most, bool go) => (float[2] y, float[n, 2] seen) {
-      y, seen = Loop(most, go, x) <body = b (int64 i, bool c, float[2] s) => (bool d, float[2] t, float[2] u) {
-        two = Constant<value_float = 2.0>()  t = Mul(s, two)  u = Identity(t)
+      last, seen = Loop(most, go, x) <body = b (int64 i, bool c, float[2] s) => (bool d, float[2] t, float[2] u) {
+        two = Constant<value_float = 2.0>()  t = Mul(s, two)  n = Cast<to = 1>(i)  u = Mul(t, n)
         hundred = Constant<value_float = 100.0>()  top = ReduceMax<keepdims = 0>(t)  d = Less(top, hundred) }>
-    }""")
+      y = Floor(last) }""")
     with tlrt.Session("cpu") as s:
         net = importer.load(whole).bind(s)
         y, seen = net(np.array([1, 3], np.float32), np.array(50), np.array(True))
         assert y.numpy().tolist() == [64, 192] and seen.shape == (6, 2)
         y, seen = net(np.array([1, 3], np.float32), np.array(2), np.array(True))
-        assert y.numpy().tolist() == [4, 12] and seen.numpy().tolist() == [[2, 6], [4, 12]]
+        assert y.numpy().tolist() == [4, 12] and seen.numpy().tolist() == [[0, 0], [4, 12]]
         for most, go in ((0, True), (50, False)):
             with pytest.raises(UnavailableError, match="a body that never ran"):
                 net(np.array([1, 3], np.float32), np.array(most), np.array(go))
-    (node,) = whole.graph.node
+    node = whole.graph.node[0]
     for place, name, expected in ((1, "", [4, 12]), (1, "go", None), (0, "", [64, 192])):
         node.input[place] = name  # one that is left out limits nothing
         with tlrt.Session("cpu") as s:

@@ -23,27 +23,8 @@ X = np.random.default_rng(9).standard_normal((1, 2, 4, 5)).astype(np.float32)
 def drawn(seed: int, count: int = 4000) -> np.ndarray:
     """Numbers of every exponent and both signs, and the special ones."""
     bits = np.random.default_rng(seed).integers(0, 2**32, count, np.uint64).astype(np.uint32).view(np.float32)
-    special = [
-        0.0,
-        -0.0,
-        INF,
-        -INF,
-        math.nan,
-        LEAST,
-        -LEAST,
-        1.2e-38,
-        -1.2e-38,
-        MOST,
-        -MOST,
-        1,
-        -1,
-        89.2,
-        -89.2,
-        0.5,
-        -0.5,
-        1e20,
-        -1e20,
-    ]
+    special = [0.0, -0.0, INF, -INF, math.nan, LEAST, -LEAST, 1.2e-38, -1.2e-38, MOST, -MOST, 1, -1, 89.2, -89.2, 0.5, -0.5,
+               1e20, -1e20]  # fmt: skip
     return np.concatenate([bits, np.array(special, np.float32)])
 
 
@@ -161,8 +142,10 @@ def test_a_power_of_many_is_odd_or_even_as_it_was() -> None:
     assert run("Pow", base, power).tolist() == [-1, 1, -0.0, 1, 27]
 
 
+@pytest.mark.parametrize("keys", [3, 2])
+@pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_mask_of_floats_blocks_as_one_of_booleans(device: str) -> None:
+def test_a_mask_of_floats_blocks_as_one_of_booleans(device: str, causal: int, keys: int) -> None:
     """Attention with a mask that Greater computes is attention with the same mask as an input."""
     from onnx import parser
 
@@ -171,17 +154,24 @@ def test_a_mask_of_floats_blocks_as_one_of_booleans(device: str) -> None:
 
     rng = np.random.default_rng(7)
     q, k, v = (rng.standard_normal((1, 2, 3, 4)).astype(np.float32) for _ in range(3))
-    open_ = rng.standard_normal((3, 3)).astype(np.float32)
+    open_ = rng.standard_normal((3, keys)).astype(np.float32)
     open_[:, 0], open_[2] = 1, -1  # the last query sees nothing
     kind = "float[1,2,3,4]"
     model = parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 24]> g ({kind} q, {kind} k, {kind} v, float[3,3] m, float z) => ({kind} y)'
-        "{ b = Greater(m, z) y = Attention(q, k, v, b) }"
+        f'<ir_version: 10, opset_import: ["": 24]> g ({kind} q, {kind} k, {kind} v, float[3,{keys}] m, float z) => ({kind} y)'
+        "{ b = Greater(m, z) y = Attention<is_causal = %d>(q, k, v, b) }" % causal
     )
     with tlrt.Session(device) as s:
         found = tlrt.onnx.load(model).bind(s)(q, k, v, open_, np.zeros((), np.float32)).numpy()
-    expected = run("Attention", q, k, v, open_ > 0, device=device, opset=24)
+    expected = run("Attention", q, k, v, open_ > 0, device=device, opset=24, is_causal=causal)
     assert np.array_equal(found, expected) and (found[:, :, 2] == 0).all() and np.abs(found[:, :, :2]).min() > 0
+
+
+@pytest.mark.parametrize(("op", "opset"), [("LayerNormalization", 17), ("RMSNormalization", 23)])
+def test_scales_of_norms_broadcast(op: str, opset: int) -> None:
+    for scale in (X[0, 0, :, :1], X[0, 0, 0], X[0, 0, 0, :1]):
+        found, whole = (run(op, X, s, axis=2, opset=opset) for s in (scale, np.broadcast_to(scale, (4, 5))))
+        assert np.array_equal(found, whole)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.int64])

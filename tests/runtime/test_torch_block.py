@@ -13,13 +13,20 @@ def calls(report: Any) -> int:
 
 
 def test_an_object_is_entered_twice() -> None:
-    x, block = drawn(1, 3, 3), mode.reproducible()
+    x, block = drawn(1, 3, 3), mode.reproducible(strict=True)
     with block as outer:
         with block as inner:
             x @ x
+            with pytest.raises(NotImplementedError, match="bessel_j0"):
+                torch.special.bessel_j0(x)
         x @ x
     x @ x
     assert (calls(outer), calls(inner)) == (1, 1)
+
+
+def test_errors_of_the_program_are_its_own() -> None:
+    with pytest.raises(NotImplementedError, match="^mine$"), mode.reproducible():
+        raise NotImplementedError("mine")
 
 
 def test_another_thread_cannot_leave_a_block() -> None:

@@ -11,26 +11,15 @@ from tests import DEVICES
 from tests.runtime.torch_cases import ROUNDINGS, derivatives, drawn, mode, place, torch
 
 routes = pytest.importorskip("tlrt.torch.routes.base")
+determined = pytest.importorskip("tlrt.torch.routes.determined")
 in_boxes = pytest.importorskip("tlrt.torch.routes.boxes")
 nn, F = torch.nn, torch.nn.functional
 aten = torch.ops.aten
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 #: what draws, what takes complex numbers or operands of other shapes, and layers, which take other types of weights than PyTorch
-OTHER = (
-    "_fft_",
-    "_pdist_backward",
-    "norm",
-    "dropout",
-    "bernoulli",
-    "normal",
-    "multinomial",
-    "rrelu",
-    "rnn",
-    "lstm",
-    "gru",
-    "amp_",
-)
+OTHER = ("_fft_", "_pdist_backward", "norm", "dropout", "bernoulli", "normal", "multinomial", "rrelu", "rnn", "lstm", "gru",
+         "amp_")  # fmt: skip
 
 
 def operators() -> list[Any]:
@@ -109,6 +98,22 @@ def test_mixed_types_are_taken_as_pytorch_takes_them() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_numbers_made_of_integers_are_in_the_report() -> None:
+    tried = set()
+    for operator in operators():
+        name = operator._schema.name.removeprefix("aten::")
+        operands = [x.long() + 1 if isinstance(x, torch.Tensor) else x for x in given(operator)]
+        made = outcome(operator, operands)
+        if name in determined.DETERMINED or made == "raises" or not any(kind.is_floating_point for kind, _ in made):
+            continue
+        with mode.reproducible() as report:
+            assert outcome(operator, operands) == made, operator
+        assert report.here or report.left, operator
+        tried.add(name)
+    assert len(tried) > 30, sorted(tried)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_results_are_written_where_pytorch_writes_them() -> None:
     """Into a target of the right form, a small one, one of float64 or float16 or of integers, one on the meta device, and one
     that lies over an operand by a part of it."""
@@ -124,16 +129,8 @@ def test_results_are_written_where_pytorch_writes_them() -> None:
                 continue
             tried.add(operator._schema.name)
             shape = made[0][1]
-            for case in (
-                "fits",
-                "small",
-                *DTYPES[1:],
-                torch.int64,
-                "meta",
-                "strided",
-                "over an operand",
-                "is an operand",
-            ):
+            for case in ("fits", "small", *DTYPES[1:], torch.int64, "meta", "strided",
+                         "over an operand", "is an operand"):  # fmt: skip
                 runs = []
                 for block in (False, True):
                     values = [x.clone() if isinstance(x, torch.Tensor) else x for x in operands]
@@ -223,12 +220,8 @@ def test_factors_count_in_place(dtype: Any) -> None:
 def test_a_result_over_its_operand_is_that_of_the_operand() -> None:
     x = drawn(1, 6, 6)
     with mode.reproducible(strict=True):
-        for compute in (
-            torch.exp,
-            torch.tan,
-            lambda a, **k: torch.cumsum(a, 0, **k),
-            lambda a, **k: torch.mm(x, x, **k),
-        ):
+        for compute in (torch.exp, torch.tan, lambda a, **k: torch.cumsum(a, 0, **k),
+                        lambda a, **k: torch.mm(x, x, **k)):  # fmt: skip
             y = x.clone()
             assert torch.equal(compute(y, out=y), compute(x))
 
@@ -241,6 +234,18 @@ REFUSED: dict[str, Any] = {
     "a mask of another shape": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], x[:, :3].contiguous() > 0),
     "keys of another length": lambda x: F.scaled_dot_product_attention(x[None], x[None, :, :3], x[None]),
     "a bias of another type": lambda x: F.linear(x[None], x, x[0].half()),
+    "a histogram to infinity": lambda x: torch.histc(x, 4, 0, torch.inf),
+    "a histogram of infinity": lambda x: torch.histc(x / 0, 4),
+    "a histogram that falls": lambda x: torch.histc(x, 4, 3, 1),
+    "another triangle": lambda x: torch.linalg.eigvalsh(x, "x"),
+    "other factors": lambda x: torch.linalg.qr(x, "x"),
+    "a driver of a GPU": lambda x: torch.linalg.svd(x, driver="gesvd"),
+    "bags of more than is there": lambda x: F.embedding_bag(torch.tensor([1, 2]), x, torch.tensor([0, 3])),
+    "a negative spread": lambda x: torch.normal(x, -1.0),
+    "chances beyond 1": lambda x: torch.bernoulli(x.abs() + 1),
+    "chances that are no numbers": lambda x: x.clone().bernoulli_(x * torch.nan),
+    "distances by a negative power": lambda x: torch.cdist(x, x, -1.0),
+    "more times than scores": lambda x: F.ctc_loss(x[:, None], torch.ones(1, 1).long(), (5,), (1,)),
 }  # fmt: skip
 
 

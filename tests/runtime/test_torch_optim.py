@@ -291,3 +291,10 @@ def test_fifty_steps_give_the_same_weights_again() -> None:
             assert equal(first, run())
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_scale_does_not_grow_to_infinity() -> None:
+    scale, tracker = torch.tensor([2.0**127]), torch.zeros(1, dtype=torch.int32)
+    with mode.reproducible(strict=True):
+        torch._amp_update_scale_(scale, tracker, torch.zeros(1), 2.0, 0.5, 1)
+    assert scale == 2.0**127 and tracker == 0

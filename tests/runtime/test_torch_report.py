@@ -9,6 +9,7 @@ import pytest
 from tests.runtime.torch_cases import drawn, mode, torch
 from tlrt.errors import UnavailableError
 
+shim = pytest.importorskip("tlrt.torch.shim")
 nn, F = torch.nn, torch.nn.functional
 
 
@@ -45,24 +46,14 @@ LEFT: dict[str, Any] = {
     "complex powers": (lambda: torch.ones(4, dtype=torch.complex64) ** 1.5, "pow"),
     "an operator of somebody else": (lambda: decomposed(drawn(1, 4, 4)), "_linalg_eigvals"),
     "one that returns nothing": (
-        lambda: torch._fused_adam_(
-            *[[drawn(1, 4).double()]] * 4,
-            [],
-            [torch.ones(())],
-            lr=0.1,
-            beta1=0.9,
-            beta2=0.99,
-            weight_decay=0.0,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
-        ),
+        lambda: torch._fused_adam_(*[[drawn(1, 4).double()]] * 4, [], [torch.ones(())], lr=0.1, beta1=0.9, beta2=0.99,
+                                   weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False),
         "_fused_adam_",
     ),
     "decompositions": (lambda: torch.linalg.eig(drawn(1, 4, 4)), "linalg_eig"),
     "higher derivatives": (lambda: torch.polygamma(2, drawn(1, 4).double()), "polygamma"),
     "special functions": (lambda: torch.special.bessel_j0(drawn(1, 4)), "special_bessel_j0"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", LEFT)
@@ -80,6 +71,10 @@ def test_little_that_is_left_is_no_whole() -> None:
             drawn(1, 64, 64) @ drawn(2, 64, 64)
         torch.special.bessel_j0(drawn(3, 1))
     assert 0.999 < report.coverage < 1 and "99.99%" in str(report)
+    with mode.reproducible() as report:
+        for here, work in ((1, 1 << 60), (0, 1)):
+            shim.load().tlrt_torch_note(b"some", here, work)
+    assert 0.999 < report.coverage < 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -379,11 +379,12 @@ def non_zero(x: Host) -> Host:
 
 
 HOST.update({
-    "Concat": lambda *xs, axis: np.concatenate(xs, axis), "Squeeze": lambda x, axes=None: x.squeeze(axes_of(axes)),
+    "Concat": lambda *xs, axis: np.concatenate(xs, axis),
+    "Squeeze": lambda x, axes=None: x.squeeze(None if axes is None else tuple(ints(axes))),
     "Unsqueeze": lambda x, axes: np.expand_dims(x, axes_of(axes) or ()),
     "Transpose": lambda x, *, perm=None: np.transpose(x, perm),
     "Expand": lambda x, shape: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(ints(shape)))),
     "Flatten": lambda x, *, axis=1: x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:])),
     "Tile": lambda x, repeats: np.tile(x, ints(repeats)), "NonZero": lambda x: non_zero(x),
-    "Trilu": lambda x, k=0, *, upper=1: (np.triu if upper else np.tril)(x, ints(k)[0]),
+    "Trilu": lambda x, k=None, *, upper=1: (np.triu if upper else np.tril)(x, 0 if k is None else ints(k)[0]),
 })  # fmt: skip

@@ -14,7 +14,7 @@ from tlrt.onnx import control, elementwise, host, indexing, network, recurrent, 
 from tlrt.onnx.check import kind_of, problems
 from tlrt.onnx.control import is_known
 from tlrt.onnx.graph import HOST, OPERATORS, Graph, Mask, Node, NotExpressible, Run
-from tlrt.onnx.reader import DOMAINS, inlined, onnx, read
+from tlrt.onnx.reader import DOMAINS, all_nodes, inlined, onnx, read
 from tlrt.parameter import Parameter
 from tlrt.session import Session
 
@@ -223,7 +223,7 @@ def _checked(proto: Any) -> Graph:
     version = versions.get("", versions.get("ai.onnx", OPSET))
     if version < OPSET:
         wrong.append(f"opset {version}, which is older than {OPSET} (onnx.version_converter makes it newer)")
-    wrong += sorted({f"operator {n.domain}.{n.op_type}" for n in proto.graph.node if n.domain not in DOMAINS})
+    wrong += sorted({f"operator {n.domain}.{n.op_type}" for n in all_nodes(proto.graph) if n.domain not in DOMAINS})
     if wrong:
         raise _refusal(wrong)
     try:

@@ -27,11 +27,11 @@ def inlined(proto: Any, known: Container[str]) -> Any:
         proto = _copied(proto)
         stated = {(f.domain, f.name, f.overload): list(f.attribute_proto) for f in proto.functions}
         for graph in (proto.graph, *proto.functions):
-            for node in _nodes(graph):
+            for node in all_nodes(graph):
                 _complete(node, stated.get((node.domain, node.op_type, node.overload), ()))
         proto = inliner.inline_local_functions(proto, True)
     version = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
-    wanted = {n.op_type for n in _nodes(proto.graph) if n.domain in ("", "ai.onnx") and n.op_type not in known}
+    wanted = {n.op_type for n in all_nodes(proto.graph) if n.domain in ("", "ai.onnx") and n.op_type not in known}
     bodies = sorted(op for op in wanted if _has_body(op, version))
     if not bodies:
         return proto
@@ -45,7 +45,7 @@ def inlined(proto: Any, known: Container[str]) -> Any:
         for t in whole.graph.initializer
         if t.name not in stated_types
     )
-    for node in _nodes(whole.graph):
+    for node in all_nodes(whole.graph):
         if node.op_type in bodies:
             attributes = onnx().defs.get_schema(node.op_type, version, "").attributes.values()
             _complete(node, [a.default_value for a in attributes if a.default_value.name])
@@ -74,12 +74,13 @@ def _has_body(op: str, version: int) -> bool:
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
-def _nodes(graph: Any) -> Iterator[Any]:
+def all_nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph of the package, those of graphs within included."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                yield from _nodes(attribute.g)
+                yield from all_nodes(attribute.g)
 
 
 def read(graph: Any, versions: Mapping[str, int]) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ def embedding_bag(
     )
     if mode == MAX or not indices.numel():  # chooses
         return original(aten._embedding_bag.default, given, {})
+    if offsets.is_cpu and offsets.numel() and (offsets[0] != 0 or offsets[-1] > indices.numel()):
+        raise NotImplementedError("offsets that PyTorch refuses")
     bags, count = _bags(indices, offsets, include_last_offset)
     rows = weight.index_select(0, indices)
     if per_sample_weights is not None or padding_idx >= 0:
@@ -119,7 +122,7 @@ def embedding_bag_weights_backward(
 @route(aten.histc.default)
 def histc(x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     """Places are counted in integers, which no order changes."""
-    if bins <= 0:
+    if bins <= 0 or min > max or not math.isfinite(max - min):
         raise NotImplementedError
     flat = x.reshape(-1)
     if not flat.numel():
@@ -128,6 +131,8 @@ def histc(x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     high = torch.full((), float(max), dtype=x.dtype, device=x.device)
     if min == max:
         low, high = flat.min(), flat.max()
+        if not bool((high - high == low - low).all()):
+            raise NotImplementedError("a range that is not finite")
         same = low == high
         low, high = torch.where(same, low - 1, low), torch.where(same, high + 1, high)
     inside = (flat >= low) & (flat <= high)

@@ -19,6 +19,8 @@ KEY, FRONT, DOUBLE = "CustomRNGKeyId", "TESTING_ONLY_GenericMode", "TESTING_ONLY
 ROUTES: dict[Any, Callable[..., Any]] = {}
 #: function -> the types that it takes, where these are others than float32 and the narrower ones
 TYPES: dict[Callable[..., Any], frozenset[Any]] = {}
+#: functions that take whole numbers as those of PyTorch's default type
+WHOLE: set[Callable[..., Any]] = set()
 #: operator that native/torch computes in float32 -> function of float64 tensors
 DOUBLES: dict[Any, Callable[..., Any]] = {}
 #: operator -> function of tensors of which some are sparse
@@ -53,6 +55,7 @@ def route_by_double(operator: Any) -> Callable[[Callable[..., Any]], Callable[..
             return _double_kernel(function)(*args).to(next(tensors_of(args)).dtype)
 
         TYPES[computed] = _COMPUTED | {torch.float64}
+        WHOLE.add(computed)
         route(operator)(computed)
         return function
 
@@ -160,7 +163,11 @@ def _kernel(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensors = list(tensors_of((*args, *kwargs.values())))
         kinds = {x.dtype for x in tensors if x.is_floating_point() or x.is_complex()}
-        if not kinds or _is_foreign(tensors):
+        foreign = _is_foreign(tensors)
+        if not kinds and not foreign and function in WHOLE:
+            kinds = {torch.get_default_dtype()}
+            args = tuple(x.to(*kinds) if isinstance(x, torch.Tensor) else x for x in args)
+        if not kinds or foreign:
             return original(operator, args, kwargs)
         theirs = original(operator, args, kwargs) if len(kinds) > 1 else None
         if kinds <= TYPES.get(function, _COMPUTED) and kwargs.get("dtype") in (None, torch.float32):

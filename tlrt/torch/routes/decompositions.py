@@ -67,6 +67,8 @@ def product_of_reflections(packed: Any, taus: Any) -> Any:
 
 @route_of_matrices(aten.linalg_qr.default)
 def qr(a: Any, mode: str = "reduced") -> Any:
+    if mode not in ("reduced", "complete", "r"):
+        raise NotImplementedError("another mode")
     packed, taus = reflections(a)
     m, n = a.shape[-2:]
     k = m if mode == "complete" else min(m, n)

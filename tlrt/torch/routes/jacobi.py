@@ -80,6 +80,8 @@ def _flat(a: Any) -> Any:
 
 @route_of_matrices(aten._linalg_svd.default)
 def svd(a: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Any:
+    if driver is not None and a.is_cpu:
+        raise NotImplementedError("a driver, which PyTorch refuses on a CPU")
     is_wide = a.shape[-1] > a.shape[-2]
     with outside():
         flat = _flat(a)
@@ -99,8 +101,8 @@ def svd(a: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver:
 @route_of_matrices(aten._linalg_eigh.default)
 def eigh(a: Any, UPLO: str = "L", compute_v: bool = True) -> Any:
     """From the singular values of A + c·I, whose eigenvalues are positive."""
-    if a.dim() < 2 or a.shape[-1] != a.shape[-2]:
-        raise NotImplementedError("no square matrix")
+    if a.dim() < 2 or a.shape[-1] != a.shape[-2] or UPLO.upper() not in ("L", "U"):
+        raise NotImplementedError("no square matrix, or no triangle")
     with outside():
         flat = _flat(a.tril() if UPLO.upper() == "L" else a.mT.tril())
         flat = flat + flat.tril(-1).mT

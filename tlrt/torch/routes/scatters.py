@@ -35,7 +35,7 @@ def unfold_backward(g: Any, shape: Sequence[int], axis: int, size: int, step: in
 @route(aten.bincount.default)
 def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
     counts = original(aten.bincount.default, (x, None, minlength), {})
-    return weights.new_zeros(counts.shape).index_add(0, x, weights) if x.numel() else counts
+    return weights.new_zeros(counts.shape).index_add(0, x.long(), weights) if x.numel() else counts
 
 
 # ---- padding: each axis on its own --------------------------------------------------------------------------------------
