@@ -124,7 +124,7 @@ def test_nothing_is_claimed_where_the_sign_of_a_square_is_open(name: str) -> Non
         assert np.array_equal(np.isfinite(found[0]), np.full(5, claimed)) and np.isfinite(found[1:]).all(), v
 
 
-@pytest.mark.operations("lion_step", "rmsprop_centered_step")
+@pytest.mark.operations("lion_step", "rmsprop_centered_step", "clip_scale")
 def test_what_is_claimed_where_lists_cancel() -> None:
     """A sign that rounding decides may be the other one, 2·lr away, and that of zeros is 0; a variance below 0 is 0."""
     row, g = registry.get("lion_step"), np.float32([0.1, 0.7, 0.0, 1.0]).astype(np.float64)
@@ -134,6 +134,9 @@ def test_what_is_claimed_where_lists_cancel() -> None:
     error = row.bound.tolerance(row.reference, outputs, inputs, scalars)
     assert p.tolist() == [0, 0, 0, -0.5] and m.tolist() == [0, 0, 0, 1.0]
     assert (error[0][:2] >= 1).all() and (error[0][2:] < 1e-6).all() and (error[1] < 1e-6).all()
+    row = registry.get("clip_scale")  # which leaves what is below the norm as it is
+    kept = row.bound.tolerance(row.reference, [g], {"gs": g, "norm": np.array([0.5])}, {"max_norm": 1.0, "eps": 0.0})
+    assert (kept[0] <= U * g + TINY).all()
     row, zeros = registry.get("rmsprop_centered_step"), np.zeros(2)
     scalars = {"lr": 0.5, "alpha": 0.5, "eps": 0.25, "weight_decay": 0.0, "momentum": 0.0}
     inputs = {"ps": zeros, "gs": zeros + 2, "vs": np.array([0, 4.0]), "ms": np.array([8.0, 0]), "bs": zeros}
@@ -409,22 +412,25 @@ ANY_ORDER = ("linalg", "conv", "pool", "attention")
 LARGE = ("linalg", "reduce")
 
 
-def summed(row: Op, which: str) -> bool:
-    return row.bound_of(which).kind in ("tree", "custom") and not row.signature.lists
+#: rows whose bounds are wider than the analysis finds: sums by trees of the kernels' own, and several roundings as one
+WIDER = {"layer_norm": 4.3, "layer_norm_stats": 4.4, "rms_norm": 2.9, "avg_pool": 5.3, "smooth_max_pool": 18, "max_pool": 3.1,
+         "selective_scan_diag_var": 6, "rmsprop_centered_step": 5, "reduce_from_broadcast": 3.1, "broadcast_to": 3.1}  # fmt: skip
 
 
-@pytest.mark.only(where=summed)
+@pytest.mark.only(where=lambda row, which: (b := row.bound_of(which)).kind in ("tree", "custom") and b.text != "exact")
 def test_bounds_are_near_those_of_the_analysis(entry: tuple[Op, str]) -> None:
-    """Running error analysis of the reference finds much the same by another way: for most elements at least an eighth."""
+    """Running error analysis of the reference finds much the same by another way, of every element."""
     row, which = entry
     model = Model() if row.family in ANY_ORDER else Model(height=tree_height)
     for size in ("medium", *(["large"] if row.family in LARGE else [])):
-        case = draw_case(row, 0, "normal", size, which)
+        drawn = (draw_case(row, seed, "normal", size, which) for seed in range(9))
+        case = next(c for c in drawn if size == "large" or any(t.any() for t in c.expected.tolerances))
         with np.errstate(all="ignore"):
             found = _tracked_results(case, FORMATS["float32"], model, None).tolerances
         for own, other in zip(case.expected.tolerances, found, strict=True):
             told = np.isfinite(own) & np.isfinite(other) & (other > 2.0**-126)
-            assert not told.any() or np.median(own[told] / other[told]) <= 8, size
+            share = (own[told] / other[told]).max(initial=0)
+            assert share <= WIDER.get(row.name, 2.05) and np.isfinite(own[np.isfinite(other)]).all(), (size, share)
 
 
 @pytest.mark.only(where=lambda row, which: row.in_math("reproducible") is not row)
