@@ -15,6 +15,7 @@ from tlspec.bounds import call_named
 from tlspec.draw.cases import (
     DATA,
     SIZES,
+    STREAMED,
     Case,
     Draw,
     _admissible,
@@ -24,11 +25,12 @@ from tlspec.draw.cases import (
     data_classes,
     draw_case,
     generator,
+    is_aligned,
     refused_by,
     shape_case,
 )
 from tlspec.draw.data import _EXTREMES, _SPECIALS, PART, corners, double, fill
-from tlspec.draw.draws import DIMS, LIMITS
+from tlspec.draw.draws import DIMS, LIMITS, LONG
 from tlspec.formats import FORMATS
 from tlspec.judge import altered
 from tlspec.judge.shrink import resized
@@ -202,6 +204,28 @@ def test_what_the_judge_alone_draws() -> None:
 
 
 @pytest.mark.every_choice
+def test_lengths_of_every_kind_are_drawn() -> None:
+    """Aligned in half of the cases, with equal ones and those of models; long beside short ones; none."""
+    assert all(sum(is_aligned(s, d) for d in DATA) == 5 for s in range(4))
+    for size in ("small", "medium", "edges"):
+        cases = [draw_case("matmul", seed, data, size) for seed in range(40) for data in ("normal", "uniform")]
+        drawn = [(is_aligned(c.seed, c.data), sorted(c.dims.values())) for c in cases]
+        longest = {(dims[1], dims[2]) for _, dims in drawn if dims[1] <= 3}
+        assert {n for _, n in longest} >= {n for n in (8209, 8256, 65539) if 3 * n <= SIZES[size] != 2**10}, size
+        assert size == "small" or {k for k, n in longest if n in LONG} >= {2, 3}
+        for aligned in (True, False) if size != "edges" else ():
+            kind = [dims for of, dims in drawn if of == aligned]
+            assert (np.mean([n % 4 == 0 for dims in kind for n in dims if n > 8]) > 0.7) == aligned
+            assert (sum(dims[0] == dims[2] > 3 for dims in kind) > 9) == aligned
+            assert bool({10, 14, 49, 50, 77} & {n for dims in kind for n in dims}) == aligned
+        assert size == "edges" or any(dims[0] == 0 for _, dims in drawn)
+    absent = [draw_case("conv_grouped", seed, "normal", "small").inputs["b"] is None for seed in range(20)]
+    assert 0 < sum(absent) < 20
+    whole = shape_case(registry.get("softmax"), "forward", {"rows": 40, "cols": 9}, 0, "integers").inputs["x"]
+    assert {*whole.flat} == {-1, 0, 1} and draw_case("relu", 1, "normal", "large").inputs["x"].size > STREAMED
+
+
+@pytest.mark.every_choice
 def test_a_case_of_given_lengths() -> None:
     """With the defaults of its parameters, or those that are given; what is missing, unknown or refused is named."""
     row, sizes = registry.get("layer_norm"), {"rows": 3, "cols": 5}
@@ -298,20 +322,15 @@ def test_strides_lie_in_every_way_that_they_say() -> None:
     assert any(f[0] == 0 and max(f) >= rows for f in found) and any(f[1] < width and f[2] == 1 for f in found)
     assert any(f[1] >= batch * width and 0 < f[0] < f[1] for f in found if f[2] == 1)  # in turn
     assert {f[1] - width for f in found if f[2] == 1} >= {0, 1, 3, 4, 8} <= {f[2] - rows for f in found if f[1] == 1}
-    assert (
-        {f[0] - rows * f[1] for f in found if f[2] == 1}
-        >= {0, 1, 4}
-        <= {f[0] - width * f[2] for f in found if f[1] == 1}
-    )
+    assert ({f[0] - rows * f[1] for f in found if f[2] == 1} >= {0, 1, 4}
+        <= {f[0] - width * f[2] for f in found if f[1] == 1})  # fmt: skip
     for samples, parts in ((2, 5), (5, 2)):  # rows that are not shared lie apart, and together
         for f in drawn(lambda d, n=samples, m=parts: d.head_strides(n, m, rows, width)):
             if 0 not in f:
                 places = np.sort(np.tensordot(f, np.indices((samples, parts, rows)), 1), None)
                 assert np.diff(places).min() >= width and places[-1] < 3 * samples * parts * rows * (width + 9)
-    lies = {
-        (f[0] == 0, f[1] == 0, f[1] == width, f[2] >= 3 * heads * width)
-        for f in drawn(lambda d: d.head_strides(batch, heads, rows, width))
-    }
+    lies = {(f[0] == 0, f[1] == 0, f[1] == width, f[2] >= 3 * heads * width)
+        for f in drawn(lambda d: d.head_strides(batch, heads, rows, width))}  # fmt: skip
     assert {k for way in lies for k, holds in enumerate(way) if holds} == {0, 1, 2, 3}
 
 

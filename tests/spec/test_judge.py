@@ -36,14 +36,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 #: the default cases but for the large one and its like, where a defect shows in small ones
 SMALL: dict[str, Any] = {"cases": {"small": 24, "edges": 2}, "sensitive": False, "repeats": 50}
 #: the arguments of kernels that take any
-ORDER = {
-    "softmax": "x",
-    "reduce_sum_axis1": "x",
-    "reduce_sum_axis0": "x",
-    "exp": "x",
-    "matmul": "A, B",
-    "reduce_sum": "x",
-}
+ORDER = {"softmax": "x", "reduce_sum_axis1": "x", "reduce_sum_axis0": "x", "exp": "x", "matmul": "A, B",
+    "reduce_sum": "x"}  # fmt: skip
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -92,17 +86,14 @@ def test_a_right_kernel_passes_in_any_order_of_sums(kernel: Callable[..., Any], 
         assert caught == changed > 0, name
 
 
-@pytest.mark.parametrize(
-    ("backward", "options"),
-    [
-        (softmax_vjp, {"cases": {"small": 2, "large": 1}, "repeats": 50}),
-        (lambda x, g: softmax_vjp(softmax(x), g), SMALL),
-    ],
-)
+@pytest.mark.parametrize(("backward", "options"), [(softmax_vjp, {"cases": {"small": 2, "large": 1}, "repeats": 50}),
+    (lambda x, g: softmax_vjp(softmax(x), g), SMALL)])  # fmt: skip
 def test_a_gradient_takes_the_output_or_the_input(backward: Callable[..., Any], options: dict[str, Any]) -> None:
     report = check(softmax, "softmax", backward=backward, **options)
     assert report.ok, report
     assert {r.which for r in report.rows} == {"forward", "vjp"}
+    told = {n.removesuffix(" (vjp)") for n in report.sensitivity if n.endswith(" (vjp)")}
+    assert {"zeros", "shifted by one"} <= told & report.sensitivity.keys() or "sensitive" in options
 
 
 def test_zeros_copies_and_stale_results_are_caught() -> None:
@@ -132,13 +123,23 @@ def test_sizes_that_draws_seldom_have(op: str, kernel: Callable[..., Any], where
     report = check(kernel, op, **({} if where.endswith("large") else SMALL))
     address = next(f.repeat for f in report.findings if where in f.repeat).split("case=")[1].strip(")'\"")
     assert fails(kernel, op, case=address)
+    assert not fails(kernel, op, case=address, data="normal") or "8209" not in where, "special numbers are not wanted"
 
 
-def test_each_length_beyond_a_grid_stands_beside_one_beyond_a_warp() -> None:
+def test_lengths_that_draws_have_seldom() -> None:
+    """Each beyond a grid beside one beyond a warp; of each axis 0, 1 and long ones; tiles in a few matrices of a batch."""
     op = registry.get("softmax")
-    sizes = [c.dims for c in choice.seldom_drawn([draw_case(op, 0, "normal", "small")], False)]
+    small, special = (draw_case(op, 0, data, "small") for data in ("normal", "special"))
+    found = choice.seldom_drawn([small, special], True)
+    sizes = [c.dims for c in found if c.data == "normal"]
     for long, other in itertools.permutations(("rows", "cols")):
         assert any(each[long] > 65535 and each[other] > 32 for each in sizes)
+        assert {0, 1, choice.WIDTH, choice.VOCABULARY} <= {each[long] for each in sizes}
+        assert any(c.dims[long] == 1 for c in found if c.data == "special")
+    square = {(c.data, c.dims["rows"]) for c in found if len({*c.dims.values()}) == 1}
+    assert square >= {("special", choice.SQUARE), *(("normal", n) for n in (2, 16, 33, 64, 128, 256))}
+    tiles = [c.dims for c in choice.seldom_drawn([draw_case("bmm", 0, "normal", "small")], False)]
+    assert {n["m"] for n in tiles if n["batch"] == 3 and n["m"] == n["n"] == n["p"]} > {33, 64, 128}
 
 
 def test_lengths_that_belong_together_are_tried() -> None:
@@ -220,11 +221,8 @@ def test_a_wrong_kernel_fails_with_a_line_that_repeats_it(name: str) -> None:
 def _by_sample(x: np.ndarray, axis: int) -> np.ndarray:
     mean = x.mean(axis=axis)
     sample = np.moveaxis(x, axis, -1)[..., ::64]
-    return np.where(
-        (sample == sample[..., :1]).all(axis=-1) & (x.shape[axis] > 64),
-        sample[..., :1].max(axis=-1, initial=-np.inf),
-        mean,
-    )
+    return np.where((sample == sample[..., :1]).all(axis=-1) & (x.shape[axis] > 64),
+        sample[..., :1].max(axis=-1, initial=-np.inf), mean)  # fmt: skip
 
 
 def _by_the_row_before(W: np.ndarray, x: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -315,13 +313,8 @@ def test_what_a_kernel_does_not_support_is_no_failure() -> None:
 
 def test_a_failure_shrinks() -> None:
     """To the least lengths, which no drawn case has."""
-    report = check(
-        lambda x: np.where(np.arange(x.shape[1]) == 37, 0, softmax(x)),
-        "softmax",
-        data="normal",
-        fail_fast=True,
-        **SMALL,
-    )
+    report = check(lambda x: np.where(np.arange(x.shape[1]) == 37, 0, softmax(x)), "softmax", data="normal",
+        fail_fast=True, **SMALL)  # fmt: skip
     assert "; rows=1, cols=38'" in report.findings[0].repeat, report
 
 
@@ -363,14 +356,8 @@ def test_an_output_that_the_kernel_writes_is_poisoned_and_guarded() -> None:
 
 def test_a_check_that_can_tell_nothing_is_blind() -> None:
     """Of a sum in any order of numbers that cancel, float16 accumulation leaves nothing that is certain."""
-    report = check(
-        lambda x: x.sum(keepdims=True),
-        "reduce_sum",
-        accumulate="fp8",
-        data="normal",
-        cases={"large": 2},
-        sensitive=False,
-    )
+    report = check(lambda x: x.sum(keepdims=True), "reduce_sum", accumulate="fp8", data="normal", cases={"large": 2},
+        sensitive=False)  # fmt: skip
     assert report.verdict == "blind", report
     assert check(softmax, "softmax", cases={"small": 0}).verdict == "blind"
 
@@ -391,23 +378,13 @@ def test_a_reference_of_ones_own_is_enough() -> None:
     inputs = "x[rows, cols], weight[cols]; eps: float = 1e-6"
     report = check(rms_norm, reference=rms_norm, inputs=inputs, data=["normal", "uniform", "integers"], **SMALL)
     assert report.ok, report
-    low = check(
-        lambda x, weight, eps: rms_norm(tf32(x), tf32(weight), eps),
-        reference=rms_norm,
-        inputs=inputs,
-        data="normal",
-        **SMALL,
-    )
+    low = check(lambda x, weight, eps: rms_norm(tf32(x), tf32(weight), eps), reference=rms_norm, inputs=inputs,
+        data="normal", **SMALL)  # fmt: skip
     assert low.verdict == "fail"
     wrong = check(lambda x, weight, eps: rms_norm(x, weight, 10 * eps), reference=rms_norm, inputs=inputs, **SMALL)
     assert wrong.verdict == "fail"
-    fixed = check(
-        rms_norm,
-        reference=rms_norm,
-        inputs={"x": np.ones((3, 64)), "weight": np.ones(64), "eps": 1e-6},
-        data="normal",
-        **SMALL,
-    )
+    fixed = check(rms_norm, reference=rms_norm, inputs={"x": np.ones((3, 64)), "weight": np.ones(64), "eps": 1e-6},
+        data="normal", **SMALL)  # fmt: skip
     assert fixed.ok
 
 
@@ -503,6 +480,25 @@ def test_a_report_says_how_many_findings_it_leaves_out(counts: dict[str, int]) -
         assert (f"... and {n - 3} more of the kind {kind}" in lines) == (n > 3)
 
 
+def test_a_law_that_does_not_hold_is_a_finding() -> None:
+    """Where all numbers are within their bounds; its line repeats it."""
+    kernel = lambda x: np.where(x < 0, np.nextafter(np.tanh(x), np.float32(0)), np.tanh(x))
+    (found,) = check(kernel, "tanh", cases={}, isolate=False).findings
+    address = found.repeat.split("case=")[1].strip(")'\"")
+    assert found.kind == "law" and found in check(kernel, "tanh", case=address, isolate=False).findings
+
+
+def test_a_report_counts_its_cases() -> None:
+    """Those without elements, those that are wrong, and the elements of all others."""
+    sizes = [draw_case("relu", seed, "normal", "medium").inputs["x"].size for seed in range(8, 14)]
+    few: dict[str, Any] = {"data": "normal", "seed": 8, "repeats": 0, "isolate": False}
+    kernel = lambda x: np.maximum(x, 0, out=x if x.size % 2 else None) * np.float32(x.size % 2 + 1)
+    report = check(kernel, "relu", cases={"medium": 6}, **few)
+    (row,), wrong = report.rows, [n for n in sizes if n % 2]
+    assert (row.cases, row.empty, row.failed) == (6, 1, len(wrong)) and row.elements == sum(sizes) - sum(wrong) > 0
+    assert check(softmax, "softmax", case="0:normal:small; rows=0", **few).calls == 0 < report.seconds
+
+
 def test_no_case_has_a_seed_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn cases, those of laws, and those with other parameters."""
     seeds, drawn = set[int](), kept.drawn
@@ -588,10 +584,8 @@ def test_a_line_of_the_command_repeats_a_named_reference(tmp_path: Path) -> None
 ])  # fmt: skip
 @pytest.mark.parametrize("calls", [0, 7])
 def test_a_kernel_that_ends_the_process_does_not_pass(tmp_path: Path, ending: str, said: str, calls: int) -> None:
-    source = (
-        f"import atexit, os, sys\nimport numpy as np\nleft = [{calls}]\ndef kernel(x):\n    left[0] -= 1\n"
-        f"    if left[0] < 0: {ending}\n    return np.exp(x) * np.float32(1.001 if left[0] < 0 else 1)\n"
-    )
+    source = (f"import atexit, os, sys\nimport numpy as np\nleft = [{calls}]\ndef kernel(x):\n    left[0] -= 1\n"
+        f"    if left[0] < 0: {ending}\n    return np.exp(x) * np.float32(1.001 if left[0] < 0 else 1)\n")  # fmt: skip
     (tmp_path / "ends.py").write_text(source)
     report = check(f"{tmp_path}/ends.py:kernel", "exp", **SMALL)
     assert report.verdict == "fail" and said in str(report)
@@ -825,12 +819,8 @@ def accumulated(terms: np.ndarray) -> np.ndarray:
 def test_operations_that_no_row_has_are_checked_from_a_reference_alone(
     reference: Callable[..., Any], inputs: str, low: Callable[..., Any]
 ) -> None:
-    options: dict[str, Any] = {
-        "reference": reference,
-        "inputs": inputs,
-        "data": ["uniform", "normal"],
-        "empty": False,
-    } | SMALL
+    options: dict[str, Any] = {"reference": reference, "inputs": inputs, "data": ["uniform", "normal"],
+        "empty": False} | SMALL  # fmt: skip
     right = lambda *arrays: np.asarray(reference(*(np.float32(a) if isinstance(a, float) else a for a in arrays)))
     report = check(right, **options)
     assert report.ok, report

@@ -13,7 +13,8 @@ from tests.spec.test_judge import softmax, softmax_vjp
 from tlspec import __main__ as command
 from tlspec import arrays
 from tlspec.__main__ import main
-from tlspec.judge import check, commands
+from tlspec.judge import check, checking, commands
+from tlspec.judge.arithmetic import MIXED, arithmetic
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -83,6 +84,24 @@ def test_a_line_repeats_what_the_check_was_told(name: str) -> None:
     assert f"{name}={said}" in report.findings[0].repeat
 
 
+@pytest.mark.parametrize("mixed", ["", *MIXED])
+def test_what_is_said_of_a_kernel_reaches_its_model(mixed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its process; words of one's own replace those of a mix."""
+    told: list[Any] = []
+    spied = lambda of: lambda *given, **words: (told.append((given, words)), of(*given, **words))[1]
+    for name in ("kernels_of", "arithmetic"):
+        monkeypatch.setattr(checking, name, spied(getattr(checking, name)))
+    usual = {n: p.default for n, p in inspect.signature(arithmetic).parameters.items() if n != "format"}
+    mine = {n: SAID[n] for n in usual} | {"dtype": "float64", "out_dtype": "float16", "timeout": 9.0, "memory": 2**33}
+    for own in ({}, mine):
+        report = check(np.exp, "exp", cases={}, mixed=mixed, **own)
+        (opened, _), ((format,), model) = told[-2:]
+        said = {"dtype": "float32", **MIXED.get(mixed, {}), **own}
+        assert opened[2:] == (None, own.get("timeout"), own.get("memory")) and format.name == said["dtype"]
+        assert model == {n: said.get(n, usual[n]) for n in usual}
+        assert report.format == " -> ".join(dict.fromkeys([said["dtype"], said.get("out_dtype", said["dtype"])]))
+
+
 def test_one_case_of_a_gradient_and_the_progress_of_a_check() -> None:
     said: list[str] = []
     report = check(softmax, "softmax", backward=softmax_vjp, case="vjp:0:normal:small", progress=said.append)
@@ -114,19 +133,18 @@ def test_the_command_in_a_terminal(capsys: pytest.CaptureFixture[str], monkeypat
 
 
 #: by command: the function that it calls, where it is, and the words that it needs
-COMMANDS: dict[str, tuple[Any, str, list[str]]] = {
-    "check": (command, "check", ["numpy:exp", "--op", "exp"]),
+COMMANDS: dict[str, tuple[Any, str, list[str]]] = {"check": (command, "check", ["numpy:exp", "--op", "exp"]),
     "invariance": (commands, "invariance", ["numpy:exp", "--inputs", "x[batch, 4]"]),
-    "task": (commands, "check_task", ["task.py", "--with", "kernel.py"]),
-}
+    "task": (commands, "check_task", ["task.py", "--with", "kernel.py"])}  # fmt: skip
 #: values of options that are neither any word nor a number; and options that say what becomes of a report
 VALUES = {"--reference": "numpy:log", "--shapes": "rows=4", "--fixed": "eps=2", "--length": "seq=3", "--set": "N=3"}
 WRITTEN = {"--json", "--html", "--hashes", "--help"}
+MEANT = {"--no-empty": "empty", "--in-process": "isolate", "--length": "lengths", "--set": "constants"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_of_a_command_is_passed_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each alone changes what is called."""
+    """Each alone changes what is called, in the word of its name."""
     module, function, needed = COMMANDS[name]
     calls: list[Any] = []
     options: dict[str, argparse.Action] = {}
@@ -149,4 +167,6 @@ def test_every_option_of_a_command_is_passed_on(name: str, monkeypatch: pytest.M
             continue
         value = [] if action.nargs == 0 else [VALUES.get(option, "3" if action.type in (int, float) else "fp16")]
         main([name, *needed, option, *value])
-        assert calls[-1] != calls[0], option
+        word = MEANT.get(option, option.lstrip("-").replace("-", "_"))
+        changed = {k for k, v in calls[-1][1].items() if v != calls[0][1].get(k)}
+        assert calls[-1] != calls[0] and changed == ({word} if calls[-1][0] == calls[0][0] else set()), option

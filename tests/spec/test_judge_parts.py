@@ -75,15 +75,23 @@ CHANGES: dict[Callable[[Case], Case], Callable[[np.ndarray, np.ndarray], Any]] =
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
 def test_altered_cases_are_what_their_names_say(change: Callable[[Case], Case]) -> None:
     """At every length."""
-    sizes = (
-        [{"n": n} for n in range(1, 40)],
-        [dict(zip("mnp", s, strict=True)) for s in itertools.product((1, 2, 5, 8), repeat=3)],
-    )
+    sizes = ([{"n": n} for n in range(1, 40)],
+        [dict(zip("mnp", s, strict=True)) for s in itertools.product((1, 2, 5, 8), repeat=3)])  # fmt: skip
     for op, several in zip(("exp", "matmul"), sizes, strict=True):
         for seed, lengths in enumerate(several):
             case = case_of(op, seed, **lengths)
             for name, x in case.inputs.items():
                 assert x is not None and CHANGES[change](x, change(case).inputs[name]), (lengths, x)  # type: ignore[arg-type]
+
+
+def test_every_change_of_a_case_reaches_the_kernel() -> None:
+    """But for those that a layout, or memory in which a call was before, asks for."""
+    case, seen, right = case_of("softmax", rows=3, cols=1500), list[np.ndarray](), registry.get("softmax")
+    kernel = lambda x: seen.append(x.copy()) or np.float32(right(x))  # type: ignore[func-returns-value]
+    checking.check(kernel, "softmax", case=checking.address_of(case), isolate=False)
+    x, others = case.inputs["x"], [y for y in seen if not np.array_equal(case.inputs["x"], y)]  # type: ignore[arg-type]
+    for change in CHANGES.keys() - {altered.late, altered.expanded}:
+        assert any(y.shape == (3, 1500) and CHANGES[change](x, y) for y in others), change.__name__  # type: ignore[arg-type]
 
 
 def test_numbers_are_nudged_by_many_shares() -> None:
@@ -142,6 +150,11 @@ def test_data_classes_and_then_seeds_are_drawn_in_turn(cases: Any) -> None:
         every = (draw_case(op, 40 + i // 3, order[i % 3], size) for i in itertools.count())
         wanted = itertools.islice((c for c in every if not is_empty(c)), count)
         assert [(c.seed, c.data) for c in found if c.size == size] == [(c.seed, c.data) for c in wanted]
+    for data in (*classes, [*classes]):
+        shaped = choice.shaped_cases(op, "forward", {"rows": 2, "cols": 3}, data, 40)
+        assert [(c.seed, c.data) for c in shaped] == [(40, d) for d in ([data] if isinstance(data, str) else data)]
+        (first, *_) = choice.path_cases(registry.get("conv2d"), "forward", None, data)
+        assert first.data == (data if isinstance(data, str) else data[0])
 
 
 def test_what_was_used_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +195,8 @@ def test_a_report_says_what_it_holds() -> None:
     report = Report(
         "kernel", "exp", "float32 -> float16", "torch", "any order of sums", process="isolate=False", seconds=1.26
     )
-    report.rows = [
-        Row("forward", "normal", 12, 1, 2, 3, 400, 0.51234, 1.5),
-        Row("vjp", "special", 30, elements=5, ulp=0.25),
-    ]
+    report.rows = [Row("forward", "normal", 12, 1, 2, 3, 400, 0.51234, 1.5),
+        Row("vjp", "special", 30, elements=5, ulp=0.25)]  # fmt: skip
     report.repeats, report.batches, report.calls, report.unsupported = True, False, 100, 7
     report.sensitivity = {"zeros": (3, 4), "ones": (0, 2), "twos": (0, 0)}
     report.sampled, report.notes = ["n=9, normal: all results"], ["<b>a note & more</b>"]
@@ -337,14 +348,8 @@ def test_results_are_held_to_what_either_formula_allows() -> None:
 
 def test_what_saturates_is_as_far_as_the_largest_number() -> None:
     most = FLOAT32.largest
-    rows = [
-        (0.5, 0.25, 0.5, 0.25),
-        (0.9, 0.2, 0.9, 0.2),
-        (1.1, 0.2, 1, 0.1),
-        (2, 0.5, 1, 0),
-        (-1.1, 0.2, -1, 0.1),
-        (np.inf, 0, 1, 0),
-    ]
+    rows = [(0.5, 0.25, 0.5, 0.25), (0.9, 0.2, 0.9, 0.2), (1.1, 0.2, 1, 0.1), (2, 0.5, 1, 0), (-1.1, 0.2, -1, 0.1),
+        (np.inf, 0, 1, 0)]  # fmt: skip
     value, error, wanted, allowed = np.array(rows).T
     found = trial._bounded(case_of("exp", n=6), FLOAT32, Model(saturate=True), 0, value * most, error * most)
     assert np.allclose(found[0] / most, wanted, rtol=1e-12) and np.allclose(

@@ -18,7 +18,7 @@ from tlspec.compare import Comparison
 from tlspec.draw.cases import SHAPE, Case, shape_case
 from tlspec.formats import Format
 from tlspec.judge import altered, kept, repetition
-from tlspec.judge.apart import Beside, Ended, Runs, TimedOut, ends_processes, kernels_of, prepare
+from tlspec.judge.apart import Beside, Ended, Here, Runs, TimedOut, ends_processes, kernels_of, prepare
 from tlspec.judge.arithmetic import MIXED, arithmetic
 from tlspec.judge.blocks import LARGE, elements_of
 from tlspec.judge.choice import drawn_cases, far_kind, is_long, is_wide, path_cases, seldom_drawn, shaped_cases
@@ -509,7 +509,7 @@ def check(
     assumptions = "the row's own bound" if model is None else words_said
     report = Report(
         text, row.name, fmt.name + (f" -> {out.name}" if out is not fmt else ""), library.name, assumptions,
-        isolated=library.apart, process=getattr(library, "reason", ""),
+        isolated=all(k.apart for k in found), process=next((k.reason for k in found if isinstance(k, Here)), ""),
     )  # fmt: skip
     options = {"dtype": fmt.name, "array": library.name, **({"out_dtype": out.name} if out is not fmt else {}), **said,
                "arguments": arguments, "backward_arguments": backward_arguments, "bound": bound,
@@ -541,6 +541,7 @@ def check(
     # in one process
     joined = len(kernels) == 2 and (isinstance(kernels["vjp"], Beside) or not any(k.apart for k in kernels.values()))
     for which, judge in judges.items():
+        lawful = which == "forward" and fmt is out and fmt.name == "float32"
         if case is not None:
             layout = next((n for n, e in ENDING.items() if e and case.endswith(e)), "")
             chosen = case_at(row, case.removesuffix(ENDING[layout]))
@@ -556,6 +557,10 @@ def check(
                 if which == "vjp" and joined:
                     repetition.together(judge, judges["forward"], chosen)
                 repetition.often(judge, repeats or 0)
+                if lawful and chosen.size == "small" and not report.findings:
+                    judge.laws([chosen.seed])
+                if not report.findings and report.repeats is False:
+                    repetition.wavers(judge)
             continue
         drawn = cases_of[which]
         drawn += [
@@ -604,7 +609,7 @@ def check(
                     repetition.together(judge, judges["forward"], each)
                 if others:
                     repetition.laid_otherwise(judge, each, ways[len(repeated) % len(ways)])
-        if which == "forward" and fmt is out and fmt.name == "float32" and not judge.ended:
+        if lawful and not judge.ended:
             judge.laws(range(seed, seed + 2))
         if not report.findings:
             repetition.often(judge, repeats)
