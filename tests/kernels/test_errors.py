@@ -360,6 +360,22 @@ def test_every_check_refuses(entry: tuple[Op, str], runtime: Runtime) -> None:
             made.refused((kind, errors.ShapeError) if given else kind, None if given else [check.name], got=False)
 
 
+def limits(case: Case) -> Iterator[tuple[str, float, str]]:
+    """Parameters with numbers of float64 that are accepted, but for the refused ones that they become in float32; and what is
+    blamed then."""
+    for p, limit, near in itertools.product(case.op.signature.params, (0.0, 1.0), (1e-60, 1 - 1e-12, -1e-60)):
+        if p.kind == "float" and np.float32(near) == limit:
+            wide, rounded = (refused_by(case.op, {**case.arguments, **case.values, p.name: x}) for x in (near, limit))
+            if wide is None and rounded is not None:
+                yield p.name, near, rounded.name
+
+
+@pytest.mark.only(where=lambda row, which: row.contract.checks and any(p.kind == "float" for p in row.signature.params))
+def test_parameters_are_judged_as_the_float32_that_they_become(call: Call) -> None:
+    for name, near, blamed in limits(call.case):
+        call.refused_with(call.values, name, near, errors.ArgumentError, [blamed], got=False)
+
+
 def fitting(array: Any, values: dict[str, Any]) -> tuple[int, ...]:
     try:
         shape = tuple(max(int(n), 0) for n in shape_of(array, values))

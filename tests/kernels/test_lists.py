@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_raises_regex
 
 import tlrt
-from tests.kernels.test_errors import POISON, Kinds, demand_refusal
+from tests.kernels.test_errors import POISON, Kinds, demand_refusal, limits
 from tlrt import errors, kernels
 from tlrt._binding.library import load
 from tlrt.verify.run import Runtime, counterpart, cpu_settings
@@ -174,6 +174,9 @@ def test_every_check_refuses(row: Op, runtime: Runtime) -> None:
         call = ListCall(case_of(row, LENGTHS), runtime)
         call.values |= {p.name: values[p.name] for p in row.signature.params}
         call.refused(getattr(errors, entries.EXCEPTIONS[check.status]), [check.name])
+    for name, near, blamed in limits(call.case):  # numbers are judged as the float32 that they become
+        call.values = {**call.case.values, name: near}
+        call.refused(errors.ArgumentError, [blamed])
 
 
 def test_aliases(call: ListCall) -> None:

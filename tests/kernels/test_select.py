@@ -129,6 +129,14 @@ def test_layers_of_models_take_these_algorithms(layer: str) -> None:
     assert found == [fast, fast if fast == "direct direct direct" else "chain chain chain"]
 
 
+@pytest.mark.parametrize("which", ["forward", "vjp"])
+def test_padding_is_on_both_sides(which: str) -> None:
+    for size in (2, 4, 7, 14):
+        dims = {"batch": 1, "in_channels": 512, "out_channels": 512, "spatial": [size] * 2, "kernel": [3, 3]}
+        both = algorithms("conv_grouped", which, {**dims, "padding_low": [1, 1], "padding_high": [1, 1], "groups": 1})
+        assert algorithms("conv", which, {**dims, "padding": [1, 1]}) == both
+
+
 def test_every_row_of_a_model_is_explained() -> None:
     unexplained = {(row.op, which) for row, which, dims in rows_of_models() for mode in MATH
                    if not algorithms(row.op, which, dims, mode)}  # fmt: skip

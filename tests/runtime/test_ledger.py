@@ -243,6 +243,20 @@ def test_a_resumed_run(path: Path) -> None:
         run.close()
 
 
+@pytest.mark.parametrize("more", [0, 5])
+def test_a_run_goes_on_with_the_draws_that_follow(path: Path, more: int) -> None:
+    """With equal parameters, and others of the random numbers, it is another run."""
+    for start in (0, 2):
+        with Session("cpu", seed=1) as s:
+            w = s.param([1.0], "w")
+            s.counter = start + (more if start else 0)
+            with ledger.record(path, s, optim.SGD([w], lr=0.5), resume=start > 0) as run:
+                for _ in run.steps(start + 2, start):
+                    s.rand_normal(3)
+                    s.reset()
+    assert len(ledger.read(path).breaks) == (more > 0)
+
+
 def test_what_cannot_be_recorded(path: Path) -> None:
     def program(what: str, **how: Any) -> Any:
         s = Session("cpu", seed=1, **how)

@@ -149,6 +149,18 @@ def test_kernelbench_in_a_narrow_format(tmp_path: Path) -> None:
     assert verdict(one, **narrow) == "pass" and verdict(two, **narrow) == "pass"
 
 
+def test_a_task_that_rounds_at_its_end(tmp_path: Path) -> None:
+    """A right submission may round to the other neighbour, in the format that the task rounds to; a rough one fails."""
+    bench = BENCH.replace("dim=-1)", "dim=-1).half().float()")
+    for softmax, right in (
+        ("(e := torch.exp(y)) / e.sum(-1, keepdim=True)", True),
+        ("torch.softmax(y, -1) * 1.002", False),
+    ):
+        task, new = written(tmp_path, task_py=bench, new_py=new_model(softmax=f"({softmax}).half().float()"))
+        report = check_task(task, new, constants={"batch_size": 60}, device="cpu", data=["own"], cases=2)
+        assert report.ok == right, report
+
+
 TRAINED = """
 import torch
 

@@ -159,6 +159,9 @@ def plain(x):
 
 def by_process(x):
     return x + np.float32(hash("salt") % 1000)
+
+def by_threads(x):
+    return x + np.float32(os.environ["OMP_NUM_THREADS"])
 """
 
 
@@ -167,8 +170,9 @@ def test_another_process_is_compared(tmp_path: Path, capsys: pytest.CaptureFixtu
     where = ["invariance", "--inputs", X, "--axes", "restart"]
     assert main([where[0], f"{tmp_path}/kernel.py:plain", *where[1:], "--json", f"{tmp_path}/out.json"]) == 0
     assert json.loads((tmp_path / "out.json").read_text())["axes"][0]["trials"] == 3
-    assert main([where[0], f"{tmp_path}/kernel.py:by_process", *where[1:]]) == 1
-    assert "another process" in capsys.readouterr().out
+    for kernel in ("by_process", "by_threads"):
+        assert main([where[0], f"{tmp_path}/kernel.py:{kernel}", *where[1:]]) == 1
+        assert "another process" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
