@@ -93,7 +93,7 @@ SQUARE = [(1, 1, 1), (2, 5, 3), (1, 33, 16), (3, 70, 32), (1, 130, 40), (2, 97, 
 def test_attention_is_chains(reproducible: tlrt.Device, batch: int, n: int, d: int, mode: int) -> None:
     q, k, v, g = drawn([n, d], *[(batch, n, d)] * 4)
     mask = (np.random.default_rng(n).random((batch, n, n)) < 0.6).astype(np.float32)
-    mask[:, :, -1] = 1
+    mask[:, :, -1], mask[:, n // 2 :] = 1, 0  # rows that are blocked whole, tiles of them
     shut = {0: np.zeros((batch, n, n), bool), 3: np.broadcast_to(~np.tri(n, dtype=bool), (batch, n, n))}.get(
         mode, mask == 0
     )

@@ -1,5 +1,6 @@
 """Memory lent to other libraries and borrowed from them: one memory on both sides, as long as either needs it."""
 
+import ctypes
 import gc
 import weakref
 from importlib import import_module
@@ -242,6 +243,12 @@ def test_protocols_are_kept_to() -> None:
         def __dlpack_device__(self) -> tuple[int, int]:
             return (1, 0)
 
+    apart = Twice(np.arange(6, dtype=np.float32))  # whose first element lies 8 bytes behind the address
+    ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    address = ctypes.pythonapi.PyCapsule_GetPointer(ctypes.py_object(apart.capsule), b"dltensor")
+    words = (ctypes.c_uint64 * 6).from_address(address)
+    words[0], words[5] = words[0] - 8, 8
+    assert tlrt.from_dlpack(apart, copy=False).numpy().tolist() == [0, 1, 2, 3, 4, 5]
     twice = Twice(np.ones(4, np.float32))
     first = tlrt.from_dlpack(twice, copy=False)
     assert_raises_regex(errors.ArgumentError, "used before", tlrt.from_dlpack, twice, copy=False)

@@ -184,6 +184,12 @@ def test_batches_are_mapped() -> None:
     a, b = (np.random.default_rng(i).standard_normal((4, 3, 3)).astype(np.float32) for i in range(2))
     found = jax.vmap(functions.matmul)(a, b)
     assert all(bits(np.asarray(found[i])) == bits(np.asarray(functions.matmul(a[i], b[i]))) for i in range(4))
+    for axes, x, y, total in (
+        ((0, None), a, b[0], a + b[0]),
+        ((None, 0), a[0], b, a[0] + b),
+        ((0, 1), a, b.swapaxes(0, 1), a + b),
+    ):
+        assert np.array_equal(jax.vmap(functions.add, axes)(x, y), total)
 
 
 def test_errors_say_what_is_wrong() -> None:
@@ -328,6 +334,21 @@ def test_a_compiled_function_keeps_the_mode_that_it_was_traced_in() -> None:
     finally:
         _foreign.set_math(before)
     assert np.array_equal(*found) and not np.array_equal(found[0], other)
+
+
+def test_a_gradient_is_computed_in_the_mode_of_its_function() -> None:
+    a, g = (put(np.random.default_rng(k).standard_normal((5000, 3), np.float32), "cpu") for k in range(2))
+    before, found = _foreign.math(), {}
+    try:
+        for of, then in itertools.product(("fast", "reproducible"), repeat=2):
+            _foreign.set_math(of)
+            back = jax.vjp(lambda w: functions.matmul(a, w), np.ones((3, 3), np.float32))[1]
+            _foreign.set_math(then)
+            found[of, then] = bits(np.asarray(back(g)[0]))
+    finally:
+        _foreign.set_math(before)
+    assert all(found[of, then] == found[of, of] for of, then in found)
+    assert found["fast", "fast"] != found["reproducible", "reproducible"]
 
 
 def test_the_mode_is_that_of_each_call() -> None:

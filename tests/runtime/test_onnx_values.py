@@ -182,6 +182,10 @@ def test_a_crop_of_the_same_length_is_a_crop(kind: Any) -> None:
     assert run("Resize", x, region, None, np.array([5]), opset=19, **more).tolist() == [[[2, 3, 4, 5, 9]]]
     wide, kept = np.ones((1, 1, 4, 2), kind), {"axes": [2, 3], "keep_aspect_ratio_policy": "not_larger"}
     assert run("Resize", wide, None, None, np.array([5, 100]), opset=19, **kept).shape == (1, 1, 5, 3)
+    scaled = run(
+        "Resize", X, None, np.float32([1.25, 1.25]), opset=19, mode="linear", axes=[2, 3]
+    )  # places are those of the ratio
+    assert np.array_equal(run("Resize", X, None, None, np.array([5, 100]), opset=19, mode="linear", **kept), scaled)
 
 
 def test_places_far_away_are_outside() -> None:

@@ -12,7 +12,7 @@ from numpy.testing import assert_raises, assert_raises_regex
 import tlrt
 from audit.injection import interrupt
 from tests import run_in_thread, unchanged_memory
-from tlrt import Session, errors, nn
+from tlrt import Session, errors, nn, optim
 from tlrt._binding import convert
 from tlrt.session import NatRef, Options
 
@@ -170,12 +170,25 @@ def test_gradients_by_parameter(s):
 def test_no_grad(s):
     w = s.param([1.0], "w")
     with s.no_grad():
-        y = s.scale(w, 2.0)
+        y, view = s.scale(w, 2.0), s.reshape(s.use(w), (1, 1))
         assert_raises_regex(ValueError, "without gradients", s.backward, y)
-    assert not y.requires_grad
+    assert not y.requires_grad and not view.requires_grad
     with Session(s.device, track_gradients=False) as quiet:
         v = quiet.param([1.0], "v")
         assert not quiet.scale(v, 2.0).requires_grad and not quiet.input([1.0], requires_grad=True).requires_grad
+
+
+def test_arrays_that_were_read_or_given_stay(s):
+    """Whatever steps the optimiser takes afterwards."""
+    w = s.param([1.0, 2.0], "w")
+    sgd = optim.SGD([w], lr=0.5, momentum=0.5)
+    kept = [w.value]
+    for _ in range(2):
+        s.backward(s.reduce_sum(w)), sgd.step(), s.reset()
+        settings, arrays = sgd.state()
+        kept += [w.value, *arrays.values()]
+        sgd.load_state(settings, arrays)
+    assert [x.tolist() for x in kept] == [[1.0, 2.0], [0.5, 1.5], [1.0, 1.0], [-0.25, 0.75], [1.5, 1.5]]
 
 
 def test_clip_grad_norm(s):

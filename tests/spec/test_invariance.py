@@ -173,6 +173,8 @@ def test_another_process_is_compared(tmp_path: Path, capsys: pytest.CaptureFixtu
     for kernel in ("by_process", "by_threads"):
         assert main([where[0], f"{tmp_path}/kernel.py:{kernel}", *where[1:]]) == 1
         assert "another process" in capsys.readouterr().out
+    alone = [where[0], f"{tmp_path}/kernel.py:plain", *where[1:3], "--axes", "device"]
+    assert main(alone) == 1, "there is one device, so nothing could be tried"
 
 
 @pytest.mark.parametrize(
