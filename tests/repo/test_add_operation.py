@@ -27,7 +27,7 @@ DIMS = "    tl_dims dims;\n    dims.rank = 2;\n    dims.d[0] = rows;\n    dims.d
 #: file -> what stands in the skeleton, and what its author writes there
 FILLED: dict[str, list[tuple[str, str]]] = {
     "tlspec/ops/elementwise.py": [
-        ('TODO("one of tlspec/bounds.py: exact(), ulp(1), tree(height)")', "ulp(3)"),
+        ('TODO("one of tlspec/bounds.py: exact(), ulp(1), tree(height)")', "ulp(1)"),
         ("TODO: the function of PyTorch that takes the same arguments, or no such line", "nn.functional.hardsigmoid"),
         ("TODO: where the formula is published", "Howard et al., Searching for MobileNetV3, 2019"),
         ("TODO: one sentence that says what it computes.", "Piecewise linear approximation of sigmoid."),
