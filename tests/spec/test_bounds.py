@@ -147,7 +147,7 @@ def test_additions_that_all_round_down_are_within_the_bound_and_near_it(
         assert all(k == np.inf or k * share >= 1 for k, share in zip(TIMES_WORST[label], worst, strict=True)), worst
 
 
-#: the same of drawn cases, unless it is about 3.7; 0 where one is exact, "chain" in reproducible contexts
+#: the same of drawn cases, unless it is 4.6, as of one ulp for a third; 0 where one is exact, "chain" in reproducible contexts
 TIMES_DRAWN: dict[str, Any] = {
     "div vjp": (0, 1.5), **dict.fromkeys(("prod", "prod vjp", "var vjp", "logsumexp", "vector_norm", "tanh vjp"), 1.2),
     **dict.fromkeys(("sqrt vjp", "tanh", "sigmoid vjp"), 1.3), **dict.fromkeys(("silu vjp", "safe_log vjp", "gelu_erf vjp"), 1.5),
@@ -165,7 +165,7 @@ def test_no_bound_is_much_wider_than_errors_of_drawn_cases(entry: tuple[registry
     label, math = row.name + " vjp" * (which == "vjp"), registry.MATH[row is not entry[0]]
     cases = [draw_case(row, seed, data, "medium", which) for data in data_classes(row, which)[:2] for seed in range(3)]
     worst = np.max([demand_bounds(case, Runtime("cpu", math=math), label) for case in cases], axis=0)
-    times = TIMES_DRAWN.get(label if math == "fast" else f"chain {label}", 3.7)
+    times = TIMES_DRAWN.get(label if math == "fast" else f"chain {label}", 4.6)
     if row.bound_of(which).kind == "chain":
         times = [1.1 * (which == "forward" or a.name not in row.rule.trees) for a in cases[0].signature.outputs]
     wide = "the bound is far wider than the errors met: make it narrower, or state the factor in TIMES_DRAWN"
