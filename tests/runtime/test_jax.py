@@ -5,6 +5,7 @@ import json
 import os
 import re
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -321,46 +322,44 @@ def test_the_documents_code_runs() -> None:
         exec(block, {})
 
 
-def test_a_compiled_function_keeps_the_mode_that_it_was_traced_in() -> None:
-    a, b = (put(np.random.default_rng(k).standard_normal((3, 5000), np.float32), "cpu") for k in range(2))
+@pytest.fixture
+def set_math() -> Iterator[Callable[[str], None]]:
+    """The function; the mode is afterwards what it was."""
     before = _foreign.math()
-    try:
-        _foreign.set_math("reproducible")
-        compiled = jax.jit(lambda x, y: functions.matmul(x, y))
-        found = [np.asarray(compiled(a, b.T))]
-        _foreign.set_math("fast")
-        found.append(np.asarray(compiled(a, b.T)))
-        other = np.asarray(jax.jit(lambda x, y: functions.matmul(x, y))(a, b.T))
-    finally:
-        _foreign.set_math(before)
+    yield _foreign.set_math
+    _foreign.set_math(before)
+
+
+def test_a_compiled_function_keeps_the_mode_that_it_was_traced_in(set_math: Any) -> None:
+    a, b = (put(np.random.default_rng(k).standard_normal((3, 5000), np.float32), "cpu") for k in range(2))
+    set_math("reproducible")
+    compiled = jax.jit(lambda x, y: functions.matmul(x, y))
+    found = [np.asarray(compiled(a, b.T))]
+    set_math("fast")
+    found.append(np.asarray(compiled(a, b.T)))
+    other = np.asarray(jax.jit(lambda x, y: functions.matmul(x, y))(a, b.T))
     assert np.array_equal(*found) and not np.array_equal(found[0], other)
 
 
-def test_a_gradient_is_computed_in_the_mode_of_its_function() -> None:
+def test_a_gradient_is_computed_in_the_mode_of_its_function(set_math: Any) -> None:
     a, g = (put(np.random.default_rng(k).standard_normal((5000, 3), np.float32), "cpu") for k in range(2))
-    before, found = _foreign.math(), {}
-    try:
-        for of, then in itertools.product(("fast", "reproducible"), repeat=2):
-            _foreign.set_math(of)
-            back = jax.vjp(lambda w: functions.matmul(a, w), np.ones((3, 3), np.float32))[1]
-            _foreign.set_math(then)
-            found[of, then] = bits(np.asarray(back(g)[0]))
-    finally:
-        _foreign.set_math(before)
+    found = {}
+    for of, then in itertools.product(("fast", "reproducible"), repeat=2):
+        set_math(of)
+        back = jax.vjp(lambda w: functions.matmul(a, w), np.ones((3, 3), np.float32))[1]
+        set_math(then)
+        found[of, then] = bits(np.asarray(back(g)[0]))
     assert all(found[of, then] == found[of, of] for of, then in found)
     assert found["fast", "fast"] != found["reproducible", "reproducible"]
 
 
-def test_the_mode_is_that_of_each_call() -> None:
+def test_the_mode_is_that_of_each_call(set_math: Any) -> None:
     """What was called in one mode computes in the other after `set_math`."""
     a, b = (put(np.random.default_rng(k).standard_normal((3, 5000), np.float32), "cpu") for k in range(2))
-    before, found = _foreign.math(), {}
-    try:
-        for chosen in ("fast", "reproducible", "fast"):
-            _foreign.set_math(chosen)
-            found.setdefault(chosen, []).append(np.asarray(functions.matmul(a, b.T)))
-    finally:
-        _foreign.set_math(before)
+    found: dict[str, list[np.ndarray]] = {}
+    for chosen in ("fast", "reproducible", "fast"):
+        set_math(chosen)
+        found.setdefault(chosen, []).append(np.asarray(functions.matmul(a, b.T)))
     for chosen, results in found.items():
         with tlrt.device("cpu", math=chosen, new=True) as device:
             x, y = (device.buffer(np.ascontiguousarray(v)) for v in (a, b.T))

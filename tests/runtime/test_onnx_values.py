@@ -23,8 +23,27 @@ X = np.random.default_rng(9).standard_normal((1, 2, 4, 5)).astype(np.float32)
 def drawn(seed: int, count: int = 4000) -> np.ndarray:
     """Numbers of every exponent and both signs, and the special ones."""
     bits = np.random.default_rng(seed).integers(0, 2**32, count, np.uint64).astype(np.uint32).view(np.float32)
-    special = [0.0, -0.0, INF, -INF, math.nan, LEAST, -LEAST, 1.2e-38, -1.2e-38, MOST, -MOST, 1, -1, 89.2, -89.2, 0.5, -0.5,
-               1e20, -1e20]  # fmt: skip
+    special = [
+        0.0,
+        -0.0,
+        INF,
+        -INF,
+        math.nan,
+        LEAST,
+        -LEAST,
+        1.2e-38,
+        -1.2e-38,
+        MOST,
+        -MOST,
+        1,
+        -1,
+        89.2,
+        -89.2,
+        0.5,
+        -0.5,
+        1e20,
+        -1e20,
+    ]
     return np.concatenate([bits, np.array(special, np.float32)])
 
 

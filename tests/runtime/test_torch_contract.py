@@ -18,8 +18,20 @@ aten = torch.ops.aten
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 #: what draws, what takes complex numbers or operands of other shapes, and layers, which take other types of weights than PyTorch
-OTHER = ("_fft_", "_pdist_backward", "norm", "dropout", "bernoulli", "normal", "multinomial", "rrelu", "rnn", "lstm", "gru",
-         "amp_")  # fmt: skip
+OTHER = (
+    "_fft_",
+    "_pdist_backward",
+    "norm",
+    "dropout",
+    "bernoulli",
+    "normal",
+    "multinomial",
+    "rrelu",
+    "rnn",
+    "lstm",
+    "gru",
+    "amp_",
+)
 
 
 def operators() -> list[Any]:
@@ -129,8 +141,16 @@ def test_results_are_written_where_pytorch_writes_them() -> None:
                 continue
             tried.add(operator._schema.name)
             shape = made[0][1]
-            for case in ("fits", "small", *DTYPES[1:], torch.int64, "meta", "strided",
-                         "over an operand", "is an operand"):  # fmt: skip
+            for case in (
+                "fits",
+                "small",
+                *DTYPES[1:],
+                torch.int64,
+                "meta",
+                "strided",
+                "over an operand",
+                "is an operand",
+            ):
                 runs = []
                 for block in (False, True):
                     values = [x.clone() if isinstance(x, torch.Tensor) else x for x in operands]
@@ -220,8 +240,12 @@ def test_factors_count_in_place(dtype: Any) -> None:
 def test_a_result_over_its_operand_is_that_of_the_operand() -> None:
     x = drawn(1, 6, 6)
     with mode.reproducible(strict=True):
-        for compute in (torch.exp, torch.tan, lambda a, **k: torch.cumsum(a, 0, **k),
-                        lambda a, **k: torch.mm(x, x, **k)):  # fmt: skip
+        for compute in (
+            torch.exp,
+            torch.tan,
+            lambda a, **k: torch.cumsum(a, 0, **k),
+            lambda a, **k: torch.mm(x, x, **k),
+        ):
             y = x.clone()
             assert torch.equal(compute(y, out=y), compute(x))
 

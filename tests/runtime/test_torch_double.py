@@ -306,8 +306,14 @@ def test_sums_of_nothing() -> None:
 
 def test_errors_are_of_the_kind_of_pytorchs() -> None:
     x = drawn(1, 3, 4)
-    for compute in (lambda: x @ x, lambda: torch.bmm(x, x), lambda: torch.addmm(x[:2, :2], x, x.T), lambda: x @ x.float().T,
-                    lambda: x.sum((0, -2)), lambda: x[None].cumsum(3)):  # fmt: skip
+    for compute in (
+        lambda: x @ x,
+        lambda: torch.bmm(x, x),
+        lambda: torch.addmm(x[:2, :2], x, x.T),
+        lambda: x @ x.float().T,
+        lambda: x.sum((0, -2)),
+        lambda: x[None].cumsum(3),
+    ):
         with pytest.raises((RuntimeError, IndexError)) as theirs:
             compute()
         with pytest.raises(theirs.type), mode.reproducible():
@@ -442,8 +448,13 @@ def long_axes(device: str) -> list[Any]:
     x, y = drawn(1, 300, 700), drawn(2, 300, 700)
     return [
         in_block(f, x, y, device=device)
-        for f in (lambda x, y: x @ y.T, lambda x, y: x.cumsum(1), lambda x, y: x.sum(0), lambda x, y: y.softmax(1).std(1))
-    ]  # fmt: skip
+        for f in (
+            lambda x, y: x @ y.T,
+            lambda x, y: x.cumsum(1),
+            lambda x, y: x.sum(0),
+            lambda x, y: y.softmax(1).std(1),
+        )
+    ]
 
 
 def digest(results: list[Any]) -> str:

@@ -46,14 +46,24 @@ LEFT: dict[str, Any] = {
     "complex powers": (lambda: torch.ones(4, dtype=torch.complex64) ** 1.5, "pow"),
     "an operator of somebody else": (lambda: decomposed(drawn(1, 4, 4)), "_linalg_eigvals"),
     "one that returns nothing": (
-        lambda: torch._fused_adam_(*[[drawn(1, 4).double()]] * 4, [], [torch.ones(())], lr=0.1, beta1=0.9, beta2=0.99,
-                                   weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False),
+        lambda: torch._fused_adam_(
+            *[[drawn(1, 4).double()]] * 4,
+            [],
+            [torch.ones(())],
+            lr=0.1,
+            beta1=0.9,
+            beta2=0.99,
+            weight_decay=0.0,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        ),
         "_fused_adam_",
     ),
     "decompositions": (lambda: torch.linalg.eig(drawn(1, 4, 4)), "linalg_eig"),
     "higher derivatives": (lambda: torch.polygamma(2, drawn(1, 4).double()), "polygamma"),
     "special functions": (lambda: torch.special.bessel_j0(drawn(1, 4)), "special_bessel_j0"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LEFT)

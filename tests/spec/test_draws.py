@@ -322,15 +322,20 @@ def test_strides_lie_in_every_way_that_they_say() -> None:
     assert any(f[0] == 0 and max(f) >= rows for f in found) and any(f[1] < width and f[2] == 1 for f in found)
     assert any(f[1] >= batch * width and 0 < f[0] < f[1] for f in found if f[2] == 1)  # in turn
     assert {f[1] - width for f in found if f[2] == 1} >= {0, 1, 3, 4, 8} <= {f[2] - rows for f in found if f[1] == 1}
-    assert ({f[0] - rows * f[1] for f in found if f[2] == 1} >= {0, 1, 4}
-        <= {f[0] - width * f[2] for f in found if f[1] == 1})  # fmt: skip
+    assert (
+        {f[0] - rows * f[1] for f in found if f[2] == 1}
+        >= {0, 1, 4}
+        <= {f[0] - width * f[2] for f in found if f[1] == 1}
+    )
     for samples, parts in ((2, 5), (5, 2)):  # rows that are not shared lie apart, and together
         for f in drawn(lambda d, n=samples, m=parts: d.head_strides(n, m, rows, width)):
             if 0 not in f:
                 places = np.sort(np.tensordot(f, np.indices((samples, parts, rows)), 1), None)
                 assert np.diff(places).min() >= width and places[-1] < 3 * samples * parts * rows * (width + 9)
-    lies = {(f[0] == 0, f[1] == 0, f[1] == width, f[2] >= 3 * heads * width)
-        for f in drawn(lambda d: d.head_strides(batch, heads, rows, width))}  # fmt: skip
+    lies = {
+        (f[0] == 0, f[1] == 0, f[1] == width, f[2] >= 3 * heads * width)
+        for f in drawn(lambda d: d.head_strides(batch, heads, rows, width))
+    }
     assert {k for way in lies for k, holds in enumerate(way) if holds} == {0, 1, 2, 3}
 
 

@@ -18,6 +18,7 @@ import pytest
 
 import tlspec
 from tests import ROOT, python_path
+from tests.spec import address_in
 from tlspec import pytest_plugin, references, registry
 from tlspec.__main__ import main
 from tlspec.draw.cases import Case, Expected, draw_case
@@ -36,8 +37,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 #: the default cases but for the large one and its like, where a defect shows in small ones
 SMALL: dict[str, Any] = {"cases": {"small": 24, "edges": 2}, "sensitive": False, "repeats": 50}
 #: the arguments of kernels that take any
-ORDER = {"softmax": "x", "reduce_sum_axis1": "x", "reduce_sum_axis0": "x", "exp": "x", "matmul": "A, B",
-    "reduce_sum": "x"}  # fmt: skip
+ORDER = {
+    "softmax": "x",
+    "reduce_sum_axis1": "x",
+    "reduce_sum_axis0": "x",
+    "exp": "x",
+    "matmul": "A, B",
+    "reduce_sum": "x",
+}
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -86,8 +93,13 @@ def test_a_right_kernel_passes_in_any_order_of_sums(kernel: Callable[..., Any], 
         assert caught == changed > 0, name
 
 
-@pytest.mark.parametrize(("backward", "options"), [(softmax_vjp, {"cases": {"small": 2, "large": 1}, "repeats": 50}),
-    (lambda x, g: softmax_vjp(softmax(x), g), SMALL)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backward", "options"),
+    [
+        (softmax_vjp, {"cases": {"small": 2, "large": 1}, "repeats": 50}),
+        (lambda x, g: softmax_vjp(softmax(x), g), SMALL),
+    ],
+)
 def test_a_gradient_takes_the_output_or_the_input(backward: Callable[..., Any], options: dict[str, Any]) -> None:
     report = check(softmax, "softmax", backward=backward, **options)
     assert report.ok, report
@@ -121,7 +133,7 @@ def test_zeros_copies_and_stale_results_are_caught() -> None:
 ])  # fmt: skip
 def test_sizes_that_draws_seldom_have(op: str, kernel: Callable[..., Any], where: str) -> None:
     report = check(kernel, op, **({} if where.endswith("large") else SMALL))
-    address = next(f.repeat for f in report.findings if where in f.repeat).split("case=")[1].strip(")'\"")
+    address = address_in(next(f for f in report.findings if where in f.repeat))
     assert fails(kernel, op, case=address)
     assert not fails(kernel, op, case=address, data="normal") or "8209" not in where, "special numbers are not wanted"
 
@@ -156,7 +168,7 @@ def test_lengths_that_belong_together_are_tried() -> None:
     for kernel, op in ((convolution, "conv2d"), (attend, "flash_attention")):
         (found,) = check(kernel, op, isolate=False, sensitive=False, repeats=0, fail_fast=True).findings
         assert found.kind == "value"
-        assert fails(kernel, op, isolate=False, case=found.repeat.split("case=")[1].strip(")'\""))
+        assert fails(kernel, op, isolate=False, case=address_in(found))
 
 
 def test_what_follows_from_parameters_alone_has_errors_too() -> None:
@@ -213,7 +225,7 @@ def test_a_wrong_kernel_fails_with_a_line_that_repeats_it(name: str) -> None:
     with pytest.raises(AssertionError, match="fail"):
         report.assert_ok()
     finding = report.findings[0]
-    address = finding.repeat.split("case=")[1].strip(")").strip("'\"")
+    address = address_in(finding)
     again = check(kernel, op, case=address)
     assert again.verdict == "fail", finding.repeat
 
@@ -221,8 +233,11 @@ def test_a_wrong_kernel_fails_with_a_line_that_repeats_it(name: str) -> None:
 def _by_sample(x: np.ndarray, axis: int) -> np.ndarray:
     mean = x.mean(axis=axis)
     sample = np.moveaxis(x, axis, -1)[..., ::64]
-    return np.where((sample == sample[..., :1]).all(axis=-1) & (x.shape[axis] > 64),
-        sample[..., :1].max(axis=-1, initial=-np.inf), mean)  # fmt: skip
+    return np.where(
+        (sample == sample[..., :1]).all(axis=-1) & (x.shape[axis] > 64),
+        sample[..., :1].max(axis=-1, initial=-np.inf),
+        mean,
+    )
 
 
 def _by_the_row_before(W: np.ndarray, x: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -296,7 +311,7 @@ def test_what_draws_seldom_have_is_tried(name: str) -> None:
 
     report = check(functools.wraps(kernel)(quiet), op, fail_fast=True, sensitive=False, repeats=0)
     assert {f.kind for f in report.findings} <= {"value", "stale"} and not report.ok, report
-    address = report.findings[0].repeat.split("case=")[1].strip(")'\"")
+    address = address_in(report.findings[0])
     assert fails(functools.wraps(kernel)(quiet), op, sensitive=False, case=address), report.findings[0]
 
 
@@ -313,8 +328,13 @@ def test_what_a_kernel_does_not_support_is_no_failure() -> None:
 
 def test_a_failure_shrinks() -> None:
     """To the least lengths, which no drawn case has."""
-    report = check(lambda x: np.where(np.arange(x.shape[1]) == 37, 0, softmax(x)), "softmax", data="normal",
-        fail_fast=True, **SMALL)  # fmt: skip
+    report = check(
+        lambda x: np.where(np.arange(x.shape[1]) == 37, 0, softmax(x)),
+        "softmax",
+        data="normal",
+        fail_fast=True,
+        **SMALL,
+    )
     assert "; rows=1, cols=38'" in report.findings[0].repeat, report
 
 
@@ -356,8 +376,14 @@ def test_an_output_that_the_kernel_writes_is_poisoned_and_guarded() -> None:
 
 def test_a_check_that_can_tell_nothing_is_blind() -> None:
     """Of a sum in any order of numbers that cancel, float16 accumulation leaves nothing that is certain."""
-    report = check(lambda x: x.sum(keepdims=True), "reduce_sum", accumulate="fp8", data="normal", cases={"large": 2},
-        sensitive=False)  # fmt: skip
+    report = check(
+        lambda x: x.sum(keepdims=True),
+        "reduce_sum",
+        accumulate="fp8",
+        data="normal",
+        cases={"large": 2},
+        sensitive=False,
+    )
     assert report.verdict == "blind", report
     assert check(softmax, "softmax", cases={"small": 0}).verdict == "blind"
 
@@ -378,13 +404,23 @@ def test_a_reference_of_ones_own_is_enough() -> None:
     inputs = "x[rows, cols], weight[cols]; eps: float = 1e-6"
     report = check(rms_norm, reference=rms_norm, inputs=inputs, data=["normal", "uniform", "integers"], **SMALL)
     assert report.ok, report
-    low = check(lambda x, weight, eps: rms_norm(tf32(x), tf32(weight), eps), reference=rms_norm, inputs=inputs,
-        data="normal", **SMALL)  # fmt: skip
+    low = check(
+        lambda x, weight, eps: rms_norm(tf32(x), tf32(weight), eps),
+        reference=rms_norm,
+        inputs=inputs,
+        data="normal",
+        **SMALL,
+    )
     assert low.verdict == "fail"
     wrong = check(lambda x, weight, eps: rms_norm(x, weight, 10 * eps), reference=rms_norm, inputs=inputs, **SMALL)
     assert wrong.verdict == "fail"
-    fixed = check(rms_norm, reference=rms_norm, inputs={"x": np.ones((3, 64)), "weight": np.ones(64), "eps": 1e-6},
-        data="normal", **SMALL)  # fmt: skip
+    fixed = check(
+        rms_norm,
+        reference=rms_norm,
+        inputs={"x": np.ones((3, 64)), "weight": np.ones(64), "eps": 1e-6},
+        data="normal",
+        **SMALL,
+    )
     assert fixed.ok
 
 
@@ -484,7 +520,7 @@ def test_a_law_that_does_not_hold_is_a_finding() -> None:
     """Where all numbers are within their bounds; its line repeats it."""
     kernel = lambda x: np.where(x < 0, np.nextafter(np.tanh(x), np.float32(0)), np.tanh(x))
     (found,) = check(kernel, "tanh", cases={}, isolate=False).findings
-    address = found.repeat.split("case=")[1].strip(")'\"")
+    address = address_in(found)
     assert found.kind == "law" and found in check(kernel, "tanh", case=address, isolate=False).findings
 
 
@@ -584,8 +620,10 @@ def test_a_line_of_the_command_repeats_a_named_reference(tmp_path: Path) -> None
 ])  # fmt: skip
 @pytest.mark.parametrize("calls", [0, 7])
 def test_a_kernel_that_ends_the_process_does_not_pass(tmp_path: Path, ending: str, said: str, calls: int) -> None:
-    source = (f"import atexit, os, sys\nimport numpy as np\nleft = [{calls}]\ndef kernel(x):\n    left[0] -= 1\n"
-        f"    if left[0] < 0: {ending}\n    return np.exp(x) * np.float32(1.001 if left[0] < 0 else 1)\n")  # fmt: skip
+    source = (
+        f"import atexit, os, sys\nimport numpy as np\nleft = [{calls}]\ndef kernel(x):\n    left[0] -= 1\n"
+        f"    if left[0] < 0: {ending}\n    return np.exp(x) * np.float32(1.001 if left[0] < 0 else 1)\n"
+    )
     (tmp_path / "ends.py").write_text(source)
     report = check(f"{tmp_path}/ends.py:kernel", "exp", **SMALL)
     assert report.verdict == "fail" and said in str(report)
@@ -819,8 +857,12 @@ def accumulated(terms: np.ndarray) -> np.ndarray:
 def test_operations_that_no_row_has_are_checked_from_a_reference_alone(
     reference: Callable[..., Any], inputs: str, low: Callable[..., Any]
 ) -> None:
-    options: dict[str, Any] = {"reference": reference, "inputs": inputs, "data": ["uniform", "normal"],
-        "empty": False} | SMALL  # fmt: skip
+    options: dict[str, Any] = {
+        "reference": reference,
+        "inputs": inputs,
+        "data": ["uniform", "normal"],
+        "empty": False,
+    } | SMALL
     right = lambda *arrays: np.asarray(reference(*(np.float32(a) if isinstance(a, float) else a for a in arrays)))
     report = check(right, **options)
     assert report.ok, report

@@ -133,9 +133,11 @@ def test_the_command_in_a_terminal(capsys: pytest.CaptureFixture[str], monkeypat
 
 
 #: by command: the function that it calls, where it is, and the words that it needs
-COMMANDS: dict[str, tuple[Any, str, list[str]]] = {"check": (command, "check", ["numpy:exp", "--op", "exp"]),
+COMMANDS: dict[str, tuple[Any, str, list[str]]] = {
+    "check": (command, "check", ["numpy:exp", "--op", "exp"]),
     "invariance": (commands, "invariance", ["numpy:exp", "--inputs", "x[batch, 4]"]),
-    "task": (commands, "check_task", ["task.py", "--with", "kernel.py"])}  # fmt: skip
+    "task": (commands, "check_task", ["task.py", "--with", "kernel.py"]),
+}
 #: values of options that are neither any word nor a number; and options that say what becomes of a report
 VALUES = {"--reference": "numpy:log", "--shapes": "rows=4", "--fixed": "eps=2", "--length": "seq=3", "--set": "N=3"}
 WRITTEN = {"--json", "--html", "--hashes", "--help"}

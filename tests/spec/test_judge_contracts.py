@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.spec import address_in
 from tlspec import registry
 from tlspec.draw.cases import draw_case, is_empty
 from tlspec.formats import FORMATS
@@ -25,8 +26,13 @@ SMALL, OTHERS = {"small": 24, "medium": 6, "edges": 8}, {"medium": 3, "edges": 3
 
 
 def judged(kernel: Callable[..., Any], op: str | registry.Op | None = None, **options: Any) -> Report:
-    usual: dict[str, Any] = {"cases": {"small": 12, "medium": 1, "edges": 1, "large": 0}, "empty": False,
-        "sensitive": False, "repeats": 50, "isolate": False}  # fmt: skip
+    usual: dict[str, Any] = {
+        "cases": {"small": 12, "medium": 1, "edges": 1, "large": 0},
+        "empty": False,
+        "sensitive": False,
+        "repeats": 50,
+        "isolate": False,
+    }
     return check(kernel, op, **{**usual, **options})
 
 
@@ -46,8 +52,12 @@ def test_a_cast_that_saturates(name: str) -> None:
     format = FORMATS[name]
     if name != "float16":
         pytest.importorskip("ml_dtypes")
-    options = {"reference": lambda x: x * 1.0, "inputs": "x[*] -> out[*]", "out_dtype": name,
-        "data": ["wide", "normal", "special"]}  # fmt: skip
+    options = {
+        "reference": lambda x: x * 1.0,
+        "inputs": "x[*] -> out[*]",
+        "out_dtype": name,
+        "data": ["wide", "normal", "special"],
+    }
     saturating = lambda x: format.array(np.clip(x, -format.largest, format.largest))
     assert judged(saturating, saturate=True, **options).ok
     assert fails(format.array, saturate=True, **options)
@@ -70,8 +80,10 @@ LAID: dict[str, Callable[..., bool]] = {
     "room behind each row": lambda x, y: x.strides[3] == x.itemsize and x.strides[2] > x.shape[3] * x.itemsize,
     "from the end are exchanged": lambda x, y: x.strides[3] == x.itemsize and x.strides[1] < x.strides[2],
     "second axis lies last": lambda x, y: x.strides[1] == x.itemsize and x.shape[1] > 1,
-    "strides of 0": lambda x, y: 0 in x.strides, "negative strides": lambda x, y: min(x.strides) < 0,
-    "lie in different ways": lambda x, y: x.strides != y.strides}  # fmt: skip
+    "strides of 0": lambda x, y: 0 in x.strides,
+    "negative strides": lambda x, y: min(x.strides) < 0,
+    "lie in different ways": lambda x, y: x.strides != y.strides,
+}
 
 
 @pytest.mark.parametrize("said", LAID)
@@ -81,7 +93,7 @@ def test_layouts(said: str) -> None:
 
     options = {"reference": lambda x, y: x + y, "inputs": "x[a, b, c, d], y[a, b, c, d] -> out[a, b, c, d]"}
     report = judged(kernel, **options, data="normal", cases={"small": 60})
-    address = next(f.repeat for f in report.findings if said in f.text).split("case=")[1].strip(")'\"")
+    address = address_in(next(f for f in report.findings if said in f.text))
     assert any(said in f.text for f in judged(kernel, **options, case=address).findings), report
 
 
@@ -238,8 +250,11 @@ def test_layouts_and_refusals() -> None:
 def test_indices_stay_below_what_the_signature_says() -> None:
     pick = lambda x, y: x[np.arange(x.shape[0]), y]
     assert judged(pick, reference=pick, inputs="x[rows, cols], y: u32[rows] < cols -> out[rows]").ok
-    report = judged(lambda x, y: pick(x, y) * np.float32(1.01), reference=pick,
-        inputs="x[rows, cols], y: u32[rows] < cols -> out[rows]")  # fmt: skip
+    report = judged(
+        lambda x, y: pick(x, y) * np.float32(1.01),
+        reference=pick,
+        inputs="x[rows, cols], y: u32[rows] < cols -> out[rows]",
+    )
     assert report.findings and "IndexError" not in str(report)
 
 
@@ -403,9 +418,12 @@ def test_the_whole_range_can_be_demanded() -> None:
     assert judged(wide, "rms_norm", full_range=True, **options).ok
 
 
-OVERFLOWING = {"sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": lambda x: 1 - 2 / (1 + np.exp(2 * x)),
+OVERFLOWING = {
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": lambda x: 1 - 2 / (1 + np.exp(2 * x)),
     "softsign": lambda x: x / (1 + np.abs(x)),
-    "l2": lambda x: x / np.sqrt(np.sum(x * x, axis=1, keepdims=True) + x.dtype.type(1))}  # fmt: skip
+    "l2": lambda x: x / np.sqrt(np.sum(x * x, axis=1, keepdims=True) + x.dtype.type(1)),
+}
 
 
 @pytest.mark.parametrize("name", OVERFLOWING)
@@ -455,8 +473,13 @@ def test_a_reference_is_not_called_with_what_is_left_out() -> None:
         assert 0 not in x.shape
         return np.cumsum(x, axis=1)
 
-    assert judged(lambda x: np.cumsum(x, axis=1), reference=reference, inputs="x[rows, cols] -> out[rows, cols]",
-        cases={"small": 60}, data="integers").ok  # fmt: skip
+    assert judged(
+        lambda x: np.cumsum(x, axis=1),
+        reference=reference,
+        inputs="x[rows, cols] -> out[rows, cols]",
+        cases={"small": 60},
+        data="integers",
+    ).ok
 
 
 def _rms_with_a_cast(x: np.ndarray, gamma: np.ndarray, eps: float, more: float = 1.0) -> np.ndarray:
@@ -585,8 +608,10 @@ def test_a_running_mean_keeps_equal_numbers() -> None:
     x, more = np.full((4, 1000), 3.0), np.arange(4000.0).reshape(4, 1000)
     values = {"axis": 1}
     for numbers, exact in ((x, True), (more, False)):
-        merged, plain = (track_call(f, {"x": ErrorArray(numbers)}, values)[0]
-            for f in (merged_mean, registry.get("reduce_mean").reference))  # fmt: skip
+        merged, plain = (
+            track_call(f, {"x": ErrorArray(numbers)}, values)[0]
+            for f in (merged_mean, registry.get("reduce_mean").reference)
+        )
         assert np.allclose(merged.value, plain.value, 1e-15)
         assert np.array_equal(merged.error, plain.error) == exact
 

@@ -75,8 +75,10 @@ CHANGES: dict[Callable[[Case], Case], Callable[[np.ndarray, np.ndarray], Any]] =
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
 def test_altered_cases_are_what_their_names_say(change: Callable[[Case], Case]) -> None:
     """At every length."""
-    sizes = ([{"n": n} for n in range(1, 40)],
-        [dict(zip("mnp", s, strict=True)) for s in itertools.product((1, 2, 5, 8), repeat=3)])  # fmt: skip
+    sizes = (
+        [{"n": n} for n in range(1, 40)],
+        [dict(zip("mnp", s, strict=True)) for s in itertools.product((1, 2, 5, 8), repeat=3)],
+    )
     for op, several in zip(("exp", "matmul"), sizes, strict=True):
         for seed, lengths in enumerate(several):
             case = case_of(op, seed, **lengths)
@@ -195,8 +197,10 @@ def test_a_report_says_what_it_holds() -> None:
     report = Report(
         "kernel", "exp", "float32 -> float16", "torch", "any order of sums", process="isolate=False", seconds=1.26
     )
-    report.rows = [Row("forward", "normal", 12, 1, 2, 3, 400, 0.51234, 1.5),
-        Row("vjp", "special", 30, elements=5, ulp=0.25)]  # fmt: skip
+    report.rows = [
+        Row("forward", "normal", 12, 1, 2, 3, 400, 0.51234, 1.5),
+        Row("vjp", "special", 30, elements=5, ulp=0.25),
+    ]
     report.repeats, report.batches, report.calls, report.unsupported = True, False, 100, 7
     report.sensitivity = {"zeros": (3, 4), "ones": (0, 2), "twos": (0, 0)}
     report.sampled, report.notes = ["n=9, normal: all results"], ["<b>a note & more</b>"]
@@ -348,8 +352,14 @@ def test_results_are_held_to_what_either_formula_allows() -> None:
 
 def test_what_saturates_is_as_far_as_the_largest_number() -> None:
     most = FLOAT32.largest
-    rows = [(0.5, 0.25, 0.5, 0.25), (0.9, 0.2, 0.9, 0.2), (1.1, 0.2, 1, 0.1), (2, 0.5, 1, 0), (-1.1, 0.2, -1, 0.1),
-        (np.inf, 0, 1, 0)]  # fmt: skip
+    rows = [
+        (0.5, 0.25, 0.5, 0.25),
+        (0.9, 0.2, 0.9, 0.2),
+        (1.1, 0.2, 1, 0.1),
+        (2, 0.5, 1, 0),
+        (-1.1, 0.2, -1, 0.1),
+        (np.inf, 0, 1, 0),
+    ]
     value, error, wanted, allowed = np.array(rows).T
     found = trial._bounded(case_of("exp", n=6), FLOAT32, Model(saturate=True), 0, value * most, error * most)
     assert np.allclose(found[0] / most, wanted, rtol=1e-12) and np.allclose(

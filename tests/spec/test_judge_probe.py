@@ -42,8 +42,17 @@ def test_the_probe_finds_the_accumulator(kernel: Callable[..., Any], bits: int, 
     assert check(kernel, "matmul", accumulate="probe", **few).ok == (bits >= 24)
 
 
-@pytest.mark.parametrize(("bits", "to_nearest", "word"), [(53, True, "fp64"), (50, True, "fp64"), (49, True, "fp32"),
-    (25, False, "hopper"), (24, False, "ampere"), (23, False, "fp32")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bits", "to_nearest", "word"),
+    [
+        (53, True, "fp64"),
+        (50, True, "fp64"),
+        (49, True, "fp32"),
+        (25, False, "hopper"),
+        (24, False, "ampere"),
+        (23, False, "fp32"),
+    ],
+)
 def test_words_of_accumulators(bits: int, to_nearest: bool, word: str) -> None:
     assert word_of(Accumulator(bits, to_nearest)) == word
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.spec import address_in
 from tlspec import arrays, registry
 from tlspec.__main__ import _numbers, main
 from tlspec.case import shape_of
@@ -36,7 +37,7 @@ def test_a_kernel_that_is_wrong_at_one_length_alone() -> None:
     assert check(wrong, "softmax", cases={"medium": 6, "edges": 8}, sensitive=False, repeats=50).ok
     report = check(wrong, "softmax", shapes=[LARGE], cases=NONE, sensitive=False, fail_fast=True)
     assert report.verdict == "fail"
-    address = report.findings[0].repeat.split("case=")[1].strip(")'\"")
+    address = address_in(report.findings[0])
     assert address == "0:normal:shape; rows=2048, cols=4096"
     assert check(wrong, "softmax", case=address).verdict == "fail"
     right = check(softmax, "softmax", shapes=LARGE, cases=NONE, data="normal", sensitive=False)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tlspec
+from tests.spec import address_in
 from tests.spec.test_registry import demand_equal_formulas
 from tlspec import references, registry
 from tlspec.bounds import call_named
@@ -243,7 +244,7 @@ def test_a_right_kernel_passes_and_a_wrong_one_fails(name: str) -> None:
     assert report.ok and not report.findings, report
     found = tlspec.check(wrong, name, sensitive=False, fail_fast=True, **few)
     finding = next(f for f in found.findings if f.kind == "value")
-    address = finding.repeat.rpartition("case=")[2].rstrip(")").strip("'\"")
+    address = address_in(finding)
     assert found.verdict == "fail" and f'"{name}"' in finding.repeat
     assert tlspec.check(wrong, name, case=address, isolate=False).verdict == "fail"
 
