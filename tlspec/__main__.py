@@ -12,7 +12,7 @@ from typing import Any
 
 from tlspec import references, registry
 from tlspec.judge import check
-from tlspec.judge.commands import add_commands
+from tlspec.judge.commands import add_commands, complaint
 
 
 def _number_or_word(text: str) -> float | str:
@@ -153,8 +153,8 @@ def _check(args: argparse.Namespace) -> int:
             refuses=args.refuses, formulas=args.formulas or (), progress=show,
             isolate=not args.in_process, timeout=args.timeout, memory=args.memory, repeats=args.repeats,
         )  # fmt: skip
-    except (ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
-        print(f"python -m tlspec: {error.args[0] if error.args else error}", file=sys.stderr)
+    except Exception as error:
+        print(f"python -m tlspec: {complaint(error)}", file=sys.stderr)
         return 2
     if show is not None:
         print("\r" + " " * 60, end="\r", file=sys.stderr)

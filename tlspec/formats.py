@@ -224,7 +224,7 @@ def get(name: Any) -> Format:
 def suggest(word: str, names: Iterable[str], others: Iterable[str] = ()) -> str:
     """For the message about an unknown word: the names that are close to it, other spellings included, and all names."""
     close = difflib.get_close_matches(word, [*names, *others])
-    return (f"did you mean {' or '.join(close)}? " if close else "") + f"There are {', '.join(names)}"
+    return (f"did you mean {' or '.join(close)}? There" if close else "there") + f" are {', '.join(names)}"
 
 
 def _dtype_name(dtype: Any) -> str:

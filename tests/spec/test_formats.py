@@ -290,7 +290,7 @@ def test_no_spelling_hides_a_format(spelling: str) -> None:
     ("name", "close"),
     [
         ("bfloat61", "bfloat16"), ("float8_e4m3", "float8_e4m3fn"), ("float8_e4m3fnuz", "float8_e4m3fn"), ("fp8", "did you mean"),
-        ("float", "There are"), (np.int32, "int32"), (None, "'None' is no"), (np.complex64, "complex64"), (3, "There are"),
+        ("float", "There are"), (np.int32, "int32"), (None, "'None' is no"), (np.complex64, "complex64"), (3, "there are"),
     ],
 )  # fmt: skip
 def test_unknown_names_are_refused(name: object, close: str) -> None:

@@ -612,6 +612,24 @@ def test_a_line_of_the_command_repeats_a_named_reference(tmp_path: Path) -> None
     assert not again.ok and again.op == "twice"
 
 
+def test_lengths_of_0_that_a_reference_refuses_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said; and an error with other lengths, of whatever type, names the reference's own line."""
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\ndef less(x):\n    return x - np.max(x, axis=1, keepdims=True)\n"
+        "def cut(x):\n    return x[:, :2] + x\ndef lost(x):\n    return y\n"
+    )
+    names = {name: f"{tmp_path}/own.py:{name}" for name in ("less", "cut", "lost")}
+    report = check(names["less"], reference=names["less"], inputs="x[rows, cols]", **SMALL)
+    assert report.verdict == "pass" and any("refuses were not tried: ValueError: zero-size" in n for n in report.notes)
+    assert any("(own.py:3, in less: return x - np.max" in note for note in report.notes)
+    assert report.rows[0].empty  # no rows are taken
+    for name, said in {"cut": "ValueError: operands", "lost": "NameError: name 'y'"}.items():
+        words = ["--reference", names[name], "--inputs", "x[rows, cols] -> out[rows, cols]", "--repeats", "0"]
+        assert main(["check", names["less"], *words]) == 2
+        told = capsys.readouterr().err
+        assert said in told and f"(own.py:{5 if name == 'cut' else 7}, in {name}: return " in told
+
+
 @pytest.mark.parametrize(("ending", "said"), [
     ("os._exit(0)", "ended with status 0, expected results"), ("os._exit(3)", "ended with status 3, expected results"),
     ("os.kill(os.getpid(), 9)", "ended by signal 9 (SIGKILL)"), ("sys.exit(0)", "ended the program with status 0"),

@@ -21,7 +21,16 @@ from tlspec.judge import altered, kept, repetition
 from tlspec.judge.apart import Beside, Ended, Here, Runs, TimedOut, ends_processes, kernels_of, prepare
 from tlspec.judge.arithmetic import MIXED, arithmetic
 from tlspec.judge.blocks import LARGE, elements_of
-from tlspec.judge.choice import drawn_cases, far_kind, is_long, is_wide, path_cases, seldom_drawn, shaped_cases
+from tlspec.judge.choice import (
+    drawn_cases,
+    far_kind,
+    is_long,
+    is_wide,
+    path_cases,
+    seldom_drawn,
+    shaped_cases,
+    without_refused,
+)
 from tlspec.judge.contract import Contract, constrained, contract
 from tlspec.judge.formulas import further
 from tlspec.judge.kernel import MATRICES, Adapter, Kernel
@@ -568,6 +577,8 @@ def check(
             *path_cases(row, which, cases, data),
             *shaped_cases(row, which, shapes, data, seed),
         ]
+        drawn, refused = without_refused(drawn)
+        report.notes += [n for n in refused if n not in report.notes]
         repeated, slowest, far, sized = set[str](), 0.0, Counter[Any](), set[str]()
         ways: tuple[str, ...] = (*LAYOUTS, "mixed", *(["gradients"] if library.name.startswith("torch") else []))
         untried = ways

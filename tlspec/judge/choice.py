@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tlspec.bounds import call_named
+from tlspec.bounds import call_named, call_reference
 from tlspec.drawn import (
     EDGE_WORK,
     EDGES,
@@ -26,6 +26,7 @@ from tlspec.drawn import (
 )
 from tlspec.judge import kept
 from tlspec.judge.recorded import shapes_of
+from tlspec.judge.runner import text_of
 from tlspec.judge.shrink import lengths_of, resized
 from tlspec.registry import Op
 
@@ -89,6 +90,20 @@ def path_cases(op: Op, which: str, cases: Any, data: Any) -> list[Case]:
     cheap = [i for i, p in enumerate(op.drawing.paths) if _cheap(op, p, room, JOINED_WORK)] if cases is None else []
     classes = [data] if isinstance(data, str) else list(data or ("normal",))
     return [kept.drawn(op, i, classes[0], PATH, which) for i in cheap[:: max(-(-len(cheap) // JOINED), 1)]]
+
+
+def without_refused(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
+    """Cases of which those with a length of 0 are left out that a reference of the user's own cannot take, and what is said of
+    these."""
+    taken, notes = list[Case](), dict[str, None]()
+    for case in cases:
+        try:
+            if case.op.family == "user" and is_empty(case):
+                call_reference(case.reference, case.wide, case.values)
+            taken.append(case)
+        except Exception as error:
+            notes[f"lengths of 0 that the reference refuses were not tried: {text_of(error)}"] = None
+    return taken, list(notes)
 
 
 def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:

@@ -9,9 +9,20 @@ from typing import Any
 
 from tlspec.judge.adapters import DATA, FORMATS, check_task
 from tlspec.judge.invariants import AXES, hashes, invariance
+from tlspec.judge.runner import place_of
 
 #: what is said in one line, with status 2
 WRONG = (ValueError, KeyError, ImportError, RuntimeError, TypeError)
+
+
+def complaint(error: Exception) -> str:
+    """What is said of an error in one line: with its place where code of the user's raised it. Raises again what is neither such
+    an error nor about arguments."""
+    place = place_of(error, installed=False)
+    if not place and not isinstance(error, WRONG):
+        raise error
+    text = str(error.args[0] if error.args else error)
+    return f"{type(error).__name__}: {text} ({place})" if place else text
 
 
 def add_commands(commands: Any) -> None:
@@ -86,8 +97,8 @@ def _invariance(args: argparse.Namespace) -> int:
         axes = args.axes.split(",") if args.axes else None
         report = invariance(args.kernel, args.inputs, array=args.array, dtype=args.dtype, axes=axes, within=args.within,
                             lengths=lengths, causal=args.causal, step=args.step, seed=args.seed)  # fmt: skip
-    except WRONG as error:
-        print(f"python -m tlspec invariance: {error.args[0] if error.args else error}", file=sys.stderr)
+    except Exception as error:
+        print(f"python -m tlspec invariance: {complaint(error)}", file=sys.stderr)
         return 2
     return _told(report, args.json)
 
@@ -102,7 +113,7 @@ def _task(args: argparse.Namespace) -> int:
         data = args.data.split(",") if args.data else DATA
         report = check_task(args.task, args.submission, format=args.format, constants=constants, device=args.device,
                             dtype=args.dtype, data=data, cases=args.cases, case=args.case, **words)  # fmt: skip
-    except WRONG as error:
-        print(f"python -m tlspec task: {error.args[0] if error.args else error}", file=sys.stderr)
+    except Exception as error:
+        print(f"python -m tlspec task: {complaint(error)}", file=sys.stderr)
         return 2
     return _told(report, args.json)

@@ -110,6 +110,10 @@ class Answer:
     canaries: dict[str, np.ndarray]
 
 
+#: this package's folder
+OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
 def is_installed(file: str | None) -> bool:
     """Whether a file belongs to Python or to an installed package."""
     return file is None or file.startswith(("<frozen", *INSTALLED)) or f"{os.sep}dist-packages{os.sep}" in file
@@ -162,14 +166,14 @@ def parameters_of(function: Callable[..., Any]) -> Parameters | None:
     return [(p.name, int(p.kind), p.default is p.empty) for p in found]
 
 
-def place_of(error: BaseException) -> str:
-    """The innermost line of an exception that is no installed package's: ``file.py:12, in softmax: return 1 / 0``."""
+def place_of(error: BaseException, *, installed: bool = True) -> str:
+    """The innermost line of an exception in neither our files nor installed packages: ``file.py:12, in softmax: return 1 / 0``.
+    Where there is none, with `installed` the first of a package."""
     trace, found = error.__traceback__, ("", 0, "")
     while trace is not None:
         code = trace.tb_frame.f_code
-        if os.path.dirname(code.co_filename) != os.path.dirname(__file__) and (
-            not is_installed(code.co_filename) or not found[0]
-        ):
+        foreign = is_installed(code.co_filename)
+        if not code.co_filename.startswith(OWN) and (not foreign or (installed and not found[0])):
             found = code.co_filename, trace.tb_lineno, code.co_name
         trace = trace.tb_next
     file, line, name = found

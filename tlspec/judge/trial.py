@@ -4,7 +4,6 @@ import itertools
 import math
 import os
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from tlspec.draw.cases import Case, Expected
 from tlspec.formats import FORMATS, Format
 from tlspec.judge.blocks import LARGE, blocks_of, elements_of
 from tlspec.judge.kept import MOST
+from tlspec.judge.runner import place_of
 from tlspec.running import ErrorArray, Model, error_of, track_call, value_of
 from tlspec.signature import WHOLE
 
@@ -376,10 +376,8 @@ def _followed(formula: Callable[..., Any], arrays: Mapping[str, Any], case: Case
     try:
         return track_call(formula, arrays, case.values)
     except (AttributeError, TypeError) as error:
-        name, code = getattr(formula, "__name__", type(formula).__name__), getattr(formula, "__code__", None)
-        lines = [f for f in traceback.extract_tb(error.__traceback__) if code and f.filename == code.co_filename]
-        place = f" ({os.path.basename(lines[-1].filename)}:{lines[-1].lineno}, in {lines[-1].name})" if lines else ""
-        raise ValueError(f"formulas: {name}, for {case.op.name}: {error}{place}") from error
+        name, place = getattr(formula, "__name__", type(formula).__name__), place_of(error, installed=False)
+        raise ValueError(f"formulas: {name}, for {case.op.name}: {error}" + (f" ({place})" if place else "")) from error
 
 
 def _alike(case: Case) -> float:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tlspec.bounds import F64, LAMBDA, factor
 from tlspec.formats import Format
@@ -110,29 +111,38 @@ class Model:
         """The unit roundoff of intermediate results."""
         return 2.0**-self.precision
 
-    def sum_error(self, terms: int) -> float:
+    def sum_error(self, terms: npt.ArrayLike) -> Any:
         """The error of a sum, relative to the sum of its terms' absolute values.
 
         Parameters
         ----------
-        terms : int
+        terms : int or array of int
             How many terms.
 
         Returns
         -------
-        float
-            The relative error.
+        float or numpy.ndarray
+            The relative error, for each number of terms.
         """
-        part = min(terms, self.chunk) if self.chunk else terms
-        h = self.height(part)
-        u = 2.0**-self.sum_precision
+        n = np.asarray(terms)
+        part = np.minimum(n, self.chunk) if self.chunk else n
+        h, u = self._heights(part), 2.0**-self.sum_precision
         error = self._roundings(h) * u if self.to_nearest else 2 * h * u
-        return error + self._roundings(self.height(-(-terms // part))) * self.unit if part < terms else error
+        if not self.chunk:
+            return error
+        parts = self._heights(-(-n // np.maximum(part, 1)))
+        return error + np.where(part < n, self._roundings(parts) * self.unit, 0.0)
 
-    def _roundings(self, height: int) -> float:
+    def _heights(self, terms: Any) -> Any:
+        if not terms.ndim:
+            return float(self.height(int(terms)))
+        counts, places = np.unique(terms, return_inverse=True)
+        return np.array([self.height(int(n)) for n in counts], np.float64)[places].reshape(terms.shape)
+
+    def _roundings(self, height: Any) -> Any:
         """By how many u a sum over a tree of that height may be off. Of n roundings in groups of equal ones, n·p_i in each, the
         variance is n²·Σp_i², where it is n if all are independent."""
-        return float(min(height, max(factor(height), LAMBDA * height * math.sqrt(self.alike))))
+        return np.minimum(height, np.maximum(factor(height), LAMBDA * height * math.sqrt(self.alike)))
 
     def ulp(self, name: str, at: F64) -> tuple[Any, float]:
         """The largest error of a function.

@@ -72,7 +72,7 @@ def cumulated(x: ErrorArray, axis: Any = None, dtype: Any = None) -> ErrorArray:
     brought = d.cumsum(axis)
     size = finite_size(v, d).cumsum(axis)
     place = np.arange(1, v.shape[axis] + 1).reshape([-1 if a == axis % v.ndim else 1 for a in range(v.ndim)])
-    share = np.array([m.sum_error(int(n)) for n in place.ravel()]).reshape(place.shape)
+    share = m.sum_error(place)
     exact = size <= 2.0 ** min(m.sum_precision, m.precision) * (
         0.0 if np.any(d) else granularity(v, m.precision, m.exact)
     )
@@ -108,7 +108,7 @@ def multiplied_along(x: ErrorArray, axis: Any = None, dtype: Any = None) -> Erro
     if axis is None:
         v, d, axis = v.ravel(), d.ravel(), 0
     places = np.arange(v.shape[axis])
-    roundings = np.array([float(factor(int(n))) for n in places])
+    roundings = factor(places)
     shape = [-1 if a == axis % v.ndim else 1 for a in range(v.ndim)]
     count, h = places.reshape(shape), roundings.reshape(shape)
     value, size = v.cumprod(axis), (np.abs(v) + d).cumprod(axis)
@@ -269,7 +269,7 @@ def add_at(m: Model, target: Any, index: Any, x: Any) -> None:
     )
     for to, what in ((value, v), (error, d), (size, np.abs(v) + d), (count, np.ones(np.shape(v)))):
         np.add.at(to, index, what)
-    share = np.array([m.sum_error(n) for n in range(int(count.max(initial=0)) + 1)])[count.astype(np.int64)]
+    share = m.sum_error(count)
     rounding = np.where(size <= 2.0 ** min(m.sum_precision, m.precision) * exact, 0.0, share * size)
     error = error + rounding
     target.value, target.error = overflowed(m, value, error + stored(m, value, error), beyond(m, size))

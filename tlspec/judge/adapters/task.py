@@ -18,7 +18,7 @@ from tlspec.judge.adapters.tracked import Tracked, UnknownOperator, leaves, trac
 from tlspec.judge.apart import SECONDS, Apart, NotSent, TimedOut
 from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.report import Finding, Report, Row
-from tlspec.judge.runner import Failure, Plain, Request
+from tlspec.judge.runner import Failure, Plain, Request, text_of
 from tlspec.running import Model
 
 #: what the floating-point inputs of a case hold: what the task makes; the same with drawn signs; whole numbers, whose sums are
@@ -285,7 +285,7 @@ class _Judge:
             yield failure.kind, str(failure)
             return
         except Exception as error:
-            yield "error", f"{type(error).__name__}: {error}{_place(error)}"
+            yield "error", text_of(error)
             return
         if len(results) != len(own):
             yield "result", f"returned {len(results)} tensors, expected {len(own)}"
@@ -494,12 +494,3 @@ def _unlike(name: str, got: Any, expected: Any, taken: set[Any]) -> str:
     if got.shape != expected.shape:
         return f"{name}: a result of shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
     return ""
-
-
-def _place(error: Exception) -> str:
-    """File and line where the kernel raised."""
-    import traceback
-
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "/torch/" not in f.filename and "/tlspec/" not in f.filename]
-    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
