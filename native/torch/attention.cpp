@@ -182,7 +182,7 @@ at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::T
     TORCH_CHECK(q.size(-1) == k.size(-1) && k.size(-2) == v.size(-2),
                 message("scaled_dot_product_attention: got query of ", q.sizes(), ", key of ", k.sizes(),
                         " and value of ", v.sizes(), ", expected keys as long as queries, and a value for each key"));
-    const bool grouped = enable_gqa && q.size(-3) != k.size(-3);
+    const bool grouped = enable_gqa && (q.size(-3) != k.size(-3) || q.size(-3) != v.size(-3));
     const int64_t own = grouped ? 3 : 2;
     const auto lead = [own](const at::Tensor &t) { return t.sizes().slice(0, (size_t)(t.dim() - own)); };
     const std::vector<int64_t> common = at::infer_size(at::infer_size(lead(q), lead(k)), lead(v));

@@ -58,8 +58,15 @@ template <auto Entry, class... V> at::Tensor drawn(const at::Tensor &like, V... 
     return y;
 }
 
+/* Draws that are no whole numbers fill no integers. */
+void check_real(const char *op, const at::Tensor &x)
+{
+    TORCH_CHECK(at::isFloatingType(x.scalar_type()), message(op, ": got ", x.scalar_type(), ", expected a real type"));
+}
+
 std::optional<at::Tensor> uniform(const at::Tensor &x, double from, double to, std::optional<at::Generator> generator)
 {
+    check_real("uniform_", x);
     TORCH_CHECK(from <= to,
                 message("uniform_ expects to return a [from, to) range, but found from=", from, " > to=", to));
     const at::Tensor u = drawn<torchlean_cuda_buffer_rand_uniform>(x, next_key(generator));
@@ -67,6 +74,7 @@ std::optional<at::Tensor> uniform(const at::Tensor &x, double from, double to, s
 }
 std::optional<at::Tensor> normal(const at::Tensor &x, double mean, double std, std::optional<at::Generator> generator)
 {
+    check_real("normal_", x);
     TORCH_CHECK(std >= 0, message("normal expects std >= 0.0, but found std ", std));
     return drawn<torchlean_cuda_buffer_rand_normal>(x, next_key(generator), mean, std);
 }
@@ -92,6 +100,7 @@ at::Tensor exponential_of(const at::Tensor &like, const std::optional<at::Genera
 }
 std::optional<at::Tensor> exponential(const at::Tensor &x, double rate, std::optional<at::Generator> generator)
 {
+    check_real("exponential_", x);
     TORCH_CHECK(rate > 0, message("exponential_ expects lambda > 0.0, but found lambda=", rate));
     return exponential_of(x, generator).div(rate);
 }
@@ -105,6 +114,7 @@ std::optional<at::Tensor> log_normal(const at::Tensor &x, double mean, double st
 std::optional<at::Tensor> cauchy(const at::Tensor &x, double median, double width,
                                  std::optional<at::Generator> generator)
 {
+    check_real("cauchy_", x);
     TORCH_CHECK(width > 0, message("cauchy_ expects sigma > 0.0, but found sigma=", width));
     const at::Tensor u = drawn<torchlean_cuda_buffer_rand_uniform>(x, next_key(generator));
     return u.sub(0.5).mul(3.14159265358979323846).tan().mul(width).add(median);
@@ -138,6 +148,17 @@ std::optional<at::Tensor> normal_of(const at::Tensor &mean, const at::Tensor &st
     return scaled(*normal(like, 0, 1, generator), mean, std);
 }
 
+/* The largest finite number of a type. */
+double greatest(at::ScalarType type)
+{
+    switch (type) {
+    case at::kHalf: return std::numeric_limits<at::Half>::max();
+    case at::kBFloat16: return std::numeric_limits<at::BFloat16>::max();
+    case at::kFloat: return std::numeric_limits<float>::max();
+    default: return std::numeric_limits<double>::max();
+    }
+}
+
 /* A complex number has two parts, of which each has half of the variance. A uniform number that is rounded up to the end of its
  * interval becomes the beginning, as on a GPU of PyTorch's. */
 template <class Op, auto F>
@@ -150,6 +171,10 @@ at::Tensor &of_parts(c10::DispatchKeySet keys, at::Tensor &x, double first, doub
         Op::call(parts, first, is_normal ? second * std::sqrt(0.5) : second, generator);
         return x;
     }
+    const double most = greatest(x.scalar_type());
+    TORCH_CHECK(
+        is_normal || !current() || (first >= -most && second <= most && second - first <= most),
+        message("uniform_ expects a range of ", x.scalar_type(), ", but found from=", first, " and to=", second));
     Kernel<Op, typename Op::schema>::template in_place<F>(keys, x, first, second, generator);
     const bool is_exact = x.scalar_type() == at::kFloat && first == 0 && second == 1;
     if (!is_normal && current() && is_plain(x) && first < second && !is_exact) {
@@ -198,6 +223,13 @@ uint64_t largest(at::ScalarType type)
     }
 }
 
+/* Whether a number lies in the range of a type. */
+bool holds(at::ScalarType type, int64_t n)
+{
+    if (at::isFloatingType(type)) return std::abs((double)n) <= greatest(type);
+    return n < 0 ? at::isSignedType(type) && n >= -1 - (int64_t)largest(type) : (uint64_t)n <= largest(type);
+}
+
 /* Integers from `from` to from + span; of a span of 2^63 or more all bits count. */
 at::Tensor &fill(at::Tensor &x, int64_t from, uint64_t span, const std::optional<at::Generator> &generator)
 {
@@ -225,9 +257,8 @@ at::Tensor &random_from(Keys keys, at::Tensor &x, int64_t from, std::optional<in
     TORCH_CHECK(!to || from < *to,
                 message("random_ expects 'from' to be less than 'to', but got from=", from, " >= to=", to.value_or(0)));
     const uint64_t end = to ? (uint64_t)*to - 1 : largest(x.scalar_type());
-    TORCH_CHECK(at::isFloatingType(x.scalar_type()) ||
-                    ((to ? *to - 1 : 0) <= (int64_t)std::min<uint64_t>(largest(x.scalar_type()), INT64_MAX) &&
-                     (at::isSignedType(x.scalar_type()) || from >= 0)),
+    const bool some = to || from < 0 || (uint64_t)from + at::isFloatingType(x.scalar_type()) <= end;
+    TORCH_CHECK(some && holds(x.scalar_type(), from) && holds(x.scalar_type(), to ? *to - 1 : 0),
                 message("from and to - 1 are out of bounds for ", x.scalar_type()));
     return fill(x, from, end - (uint64_t)from, generator);
 }
@@ -242,6 +273,8 @@ at::Tensor &randperm(Keys keys, c10::SymInt n, std::optional<at::Generator> gene
     if (!is_drawn(out)) return at::_ops::randperm_generator_out::redispatch(after(keys), n, generator, out);
     const int64_t count = n.expect_int();
     TORCH_CHECK(count >= 0, message("n must be non-negative, got", count));
+    TORCH_CHECK(!count || (uint64_t)count - 1 <= largest(out.scalar_type()),
+                message("n is too large for ", out.scalar_type(), ", got ", count));
     current()->add("aten::randperm", true, count);
     const at::Tensor drawn_words = words(count, out.options(), next_key(generator));
     const c10::impl::ExcludeDispatchKeyGuard guard(KEY);

@@ -18,6 +18,7 @@ Result layers(Kind kind, at::Tensor x, at::IntArrayRef rows, const at::Tensor &h
               at::TensorList params, bool has_biases, int64_t num_layers, double dropout, bool train,
               bool bidirectional)
 {
+    const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset); /* it has been asked before */
     const bool projected = kind == LSTM && h0.size(2) != c0.size(2);
     const size_t each = 2 + 2 * has_biases + projected;
     const int64_t directions = 1 + bidirectional;

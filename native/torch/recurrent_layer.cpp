@@ -390,6 +390,7 @@ struct Layer : torch::autograd::Function<Layer> {
 
     static variable_list backward(AutogradContext *ctx, variable_list above)
     {
+        const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
         const auto saved = ctx->get_saved_variables();
         const Kind kind = (Kind)ctx->saved_data["kind"].toInt();
         const Steps steps = steps_of(ctx->saved_data["rows"].toIntVector(), ctx->saved_data["reverse"].toBool());

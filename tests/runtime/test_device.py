@@ -16,6 +16,7 @@ from tests import ROOT, has_cuda
 from tlrt import errors, kernels
 from tlrt._binding import handles
 from tlrt._binding import library as _library
+from tlrt.spec import SpecDevice
 
 no_cuda = pytest.mark.skipif(has_cuda(), reason="this machine has a CUDA device")
 
@@ -93,32 +94,22 @@ def test_a_shared_device_has_the_mode_that_is_asked_for(monkeypatch, usual):
 
 
 def test_memory(dev):
-    start = dev.memory()
-    assert start.live_buffers == start.live_bytes == 0
-    b = dev.zeros(1000)
-    now = dev.memory()
-    assert now.live_buffers == 1 and now.live_bytes >= 4000
-    assert now.peak_bytes >= now.live_bytes and now.allocations > start.allocations
-    b.release()
-    assert dev.memory().live_bytes == 0 and dev.memory().cached_bytes > 0
-    dev.collect()
-    assert dev.memory().cached_bytes == 0
-    dev.reset_peak()
-    assert dev.memory().peak_bytes == 0
-
-
-def test_the_peak_starts_again_from_what_is_live(dev):
-    kept, other = dev.zeros(1000), dev.zeros(5000)
-    other.release()
-    before = dev.memory()
-    assert before.peak_bytes > before.live_bytes > 0 and before.cached_bytes > 0
-    dev.reset_peak()
-    after = dev.memory()
-    assert after.peak_bytes == after.live_bytes == before.live_bytes and after.cached_bytes == before.cached_bytes
-    more = dev.zeros(3000)
-    assert dev.memory().peak_bytes == dev.memory().live_bytes > after.peak_bytes
-    more.release(), kept.release()
-    assert dev.memory().live_bytes == 0 < dev.memory().peak_bytes
+    assert dev.memory().live_buffers == dev.memory().live_bytes == dev.memory().allocations == 0
+    for each in (dev, SpecDevice()):
+        kept, other = each.zeros(1000), each.zeros(5000)
+        shared = kept.share()
+        assert each.memory().live_buffers == 3 and each.memory().live_bytes >= 4 * 6000
+        kept.release(), other.release()
+        before = each.memory()
+        assert before.peak_bytes > before.live_bytes > 0 and before.allocations == 2 >= before.driver_allocations > 0
+        assert (before.cached_bytes > 0) is (each is dev)
+        each.reset_peak()
+        after = each.memory()
+        assert after.peak_bytes == after.live_bytes == before.live_bytes and after.cached_bytes == before.cached_bytes
+        more = each.zeros(3000)
+        assert each.memory().peak_bytes == each.memory().live_bytes > after.peak_bytes
+        more.release(), shared.release(), each.collect()
+        assert each.memory().live_bytes == each.memory().cached_bytes == 0 < each.memory().peak_bytes
 
 
 def test_cap(dev):

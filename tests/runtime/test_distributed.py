@@ -110,20 +110,24 @@ def test_weights_are_those_of_a_gpu() -> None:
     assert weights(run("launch", 1, "--device", "cuda")) == weights_alone()
 
 
-def test_a_group_of_one_is_gradient_accumulation() -> None:
-    """The mean gradient is that of the whole batch, within rounding."""
+def test_it_is_gradient_accumulation() -> None:
+    """The mean gradient, clipped, is that of the whole batch, and on the specification nothing is rounded to float32."""
     x, y = np.random.default_rng(0).standard_normal((2, 8, 4, 3)).astype(np.float32)
-    with tlrt.Session("cpu") as s, tlrt.Session("cpu") as whole:
-        w, v = s.param(np.ones((3, 3)), "w"), whole.param(np.ones((3, 3)), "w")
-        training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.1), shards=8)
-        mean = training.step(lambda k: s.mse_loss(s.matmul(s.const(x[k]), s.use(w)), s.const(y[k])))
-        optimizer = optim.SGD([v], lr=0.1)
-        loss = whole.mse_loss(whole.matmul(whole.const(x.reshape(32, 3)), whole.use(v)), whole.const(y.reshape(32, 3)))
-        whole.backward(loss)
-        optimizer.step()
-        assert abs(mean - loss.item()) < 1e-6 * abs(mean)
-        assert np.allclose(w.numpy(), v.numpy(), rtol=1e-6, atol=1e-6)
-        assert training.steps == 1 and s.counter == 8 << 28
+
+    def train(group: distributed.Group | None = None) -> list[float]:
+        with tlrt.Session("spec") as s:
+            w, b = s.param(np.eye(3), "w"), s.param(np.ones(3), "b")
+            loss = lambda x, y: s.mse_loss(s.linear(w, b, s.const(x)), s.const(y))
+            if group is None:
+                mean = loss(x.reshape(32, 3), y.reshape(32, 3))
+                s.backward(mean), s.clip_grad_norm(0.5), optim.SGD([w, b], lr=0.1).step()
+                return [mean.item(), *w.value.flat, *b.value]
+            training = distributed.DataParallel(s, lambda p: optim.SGD(p, lr=0.1), group, shards=8, max_norm=0.5)
+            mean = training.step(lambda k: loss(x[k], y[k]))
+            assert training.steps == 1 and s.counter == 8 << 28
+            return [mean, *w.value.flat, *b.value]
+
+    assert np.allclose(run_ranks(1, train) + run_ranks(2, train), train(), rtol=1e-12, atol=1e-15)
 
 
 def test_a_parameter_that_a_shard_of_another_rank_reaches_is_updated() -> None:
@@ -147,7 +151,7 @@ def test_a_group_of_parameters_counts_its_steps_on_all_ranks_alike(tmp_path: Pat
     def train(group: distributed.Group, load: bool = False) -> Any:
         counts = []
         with tlrt.Session("cpu", math="reproducible") as s:
-            ws = {name: s.param([1.0, 2.0], name) for name in "abcd"}
+            ws = {name: s.param([1.0, 2.0], name) for name in "dbca"}
 
             def make(own: Sequence[tlrt.Parameter]) -> optim.Optimizer:
                 members = [[p for p in own if p.name in names] for names in ("ad", "bc")]
@@ -486,6 +490,12 @@ def test_somebody_else_at_the_door_is_sent_away(hello: Any) -> None:
             group.exchange(1 - group.rank, np.zeros(1), np.zeros(1))
 
 
+def test_a_barrier_waits_for_all_ranks() -> None:
+    came: list[int] = []
+    ways = [lambda group: time.sleep(group.rank / 50), lambda group: came.append(group.rank), distributed.Group.barrier]
+    assert run_ranks(4, lambda group: ([way(group) for way in ways], len(came))[1]) == [4, 4, 4, 4]
+
+
 def test_a_rank_without_the_first_one_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tlrt.distributed.sockets._MARGIN", 0.0)
     with pytest.raises(distributed.GroupError, match="rank 1: got no word of rank 0"):
@@ -521,6 +531,7 @@ def test_arguments_are_refused() -> None:
         said, frozen = "w: got a parameter frozen since", lambda k: s.sum(s.use(w))
         with pytest.warns(UserWarning, match="nothing that requires a gradient"):
             assert_raises_regex(errors.ArgumentError, said, training.step, frozen)
+    assert (distributed.Group(2, 4, 1).device("cuda"), distributed.Group(2, 4, 1).device("cpu")) == ("cuda:1", "cpu")
     for rank, size in ((0, 3), (2, 2)):
         assert_raises(errors.ArgumentError, distributed.Group, rank, size)
 
@@ -578,12 +589,13 @@ def test_a_rank_without_a_place_on_its_machine_has_that_of_all(
 
 def test_ranks_of_a_launcher_meet_where_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the port that PyTorch's own agent has; each rank of a command sees one GPU of those that there are."""
-    names = (*MPI, *SOCKETS, ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", environment.TRANSPORT))
+    names = (*MPI, *SOCKETS, ("MASTER_ADDR", "MASTER_PORT", environment.TRANSPORT))
     for name in (n for each in names for n in each):
         monkeypatch.delenv(name, raising=False)
     made: list[Any] = []
     monkeypatch.setattr(environment, "SocketGroup", lambda *given: made.append(given) or distributed.Group())
     monkeypatch.setenv("SLURM_PROCID", "1"), monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
     assert environment.join_started().size == 1 and not made
     assert environment.join(timeout=5.0, join_timeout=6.0).transport == "host"
     monkeypatch.setenv("MASTER_ADDR", "there"), monkeypatch.setenv("MASTER_PORT", "7")

@@ -102,7 +102,6 @@ def test_out_of_range(dev):
     with Session(dev) as s, Session(dev, check_indices=True) as checked:
         for t in (s, checked):
             x, far = t.const(X[0]), t.indices([1, 7])
-            assert_raises_regex(errors.IndexOutOfRangeError, "got 7, expected -7 <= index < 7", x.take, [1, 7])
             calls = [
                 (lambda x=x, far=far: x.take(far), [X[0, 1], [0, 0, 0]]),
                 (lambda t=t, far=far: t.one_hot(far, 3), [[0, 1, 0], [0, 0, 0]]),
@@ -114,6 +113,14 @@ def test_out_of_range(dev):
                     assert_raises_regex(errors.IndexOutOfRangeError, "check_indices", call)
                 else:
                     assert np.array_equal(call().numpy(), np.asarray(expected, np.float32), equal_nan=True)
+
+
+def test_an_integer_of_the_host_counts_from_either_end(s):
+    x = s.const(X[0])
+    for call in (lambda i: x.take([1, i]), lambda i: x[[1, i]], lambda i: x[i], lambda i: s.one_hot([i], 7)):
+        assert all(np.array_equal(call(place - 7).numpy(), call(place).numpy()) for place in (0, 6))
+        for wrong in (-8, 7):
+            assert_raises_regex(errors.IndexOutOfRangeError, f"got {wrong}, expected -7 <= index < 7", call, wrong)
 
 
 def test_they_outlive_reset_and_go_with_their_last_reference(dev):

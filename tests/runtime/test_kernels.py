@@ -224,6 +224,7 @@ def test_host_float64(dev):
     assert kernels.dgemm(dev, a, b, 2, 3, 4, out=out) is out and np.array_equal(out, a @ b)
     out[:] = 7
     gemm, tall = functools.partial(kernels.dgemm, dev), np.zeros((2**16, 1))
+    still = np.frombuffer(bytes(64)).reshape(2, 4)
     for bad, kind, said in [
         (lambda: gemm(a, b, 3, 2, 4, out=out), errors.ShapeError, "A: got shape"),
         (lambda: gemm(a, b, 2, 3, 5, out=out), errors.ShapeError, "B: got shape"),
@@ -231,6 +232,7 @@ def test_host_float64(dev):
         (lambda: gemm(a, b, 2, 3, 4, out=out.T), errors.ShapeError, "out: got shape"),
         (lambda: gemm(a, b, 2, 3, 4, out=out.astype("f4")), TypeError, "out: got ndarray of float32"),
         (lambda: gemm(a, b, 2, 3, 4, out=np.ones((2, 8))[:, ::2]), TypeError, "out: got a strided"),
+        (lambda: gemm(a, b, 2, 3, 4, out=still), TypeError, "out: got a strided, unaligned or read-only"),
         (lambda: gemm(b[:1], b, 1, 4, 4, out=b[1:2]), ValueError, "B: got shape"),
         (lambda: gemm(a, b, 2.0, 3, 4, out=out), TypeError, "m: got float"),
         (lambda: gemm(a, b, -2, 3, 4), errors.ShapeError, ""),

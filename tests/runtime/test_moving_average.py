@@ -57,6 +57,7 @@ def test_the_average_follows_the_parameters(device):
     assert run.average.steps == 4
     assert_raises_regex(errors.ArgumentError, "decay: got 1.5", setattr, run.average, "decay", 1.5)
     assert run.average.decay == 0.75
+    run.average.decay = 1.0  # which keeps the averages
     run.average.close(), run.optimizer.close(), run.session.close()
 
 

@@ -12,6 +12,7 @@ import tlrt
 from tlrt import Session, kernels, optim
 from tlrt.context import Observer
 from tlrt.errors import ArgumentError
+from tlrt.spec import SpecDevice
 
 
 class Log(Observer):
@@ -143,6 +144,9 @@ def test_each_observer_gets_every_event(device: tlrt.Device) -> None:
     assert logs[0].events == logs[1].events == logs[2].events
     kinds = {event.split()[0] for event in logs[0].events}
     assert kinds == {"call", "status", "buffer", "filled", "key", "use", "host", "update", "backward", "reset", "set"}
+    spec, before = SpecDevice(), [len(log.events) for log in logs]
+    spec.observe(logs[0]), spec.observe(logs[1]), spec.ignore(logs[0]), Session(spec).reset()
+    assert [len(log.events) > n for log, n in zip(logs, before, strict=True)] == [False, True, False]
 
 
 def test_a_leafs_gradient_is_reported_once_it_is_complete(device: tlrt.Device) -> None:

@@ -4,6 +4,7 @@ import copy
 import math
 import operator
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -161,10 +162,13 @@ def test_gradients_by_parameter(s):
     gradients = s.backward(s.reduce_sum(s.mul(w, frozen)))
     assert gradients[w].numpy().tolist() == [[3.0, 4.0]]
     assert unreached.grad.numpy().tolist() == [0.0, 0.0] and used.grad.numpy().tolist() == [0.0]
-    assert frozen.grad is None and frozen not in gradients and list(gradients) == [w, unreached, used]
+    assert frozen.grad is s.use(used).grad is s.input([1.0], requires_grad=True).grad is None
+    assert frozen not in gradients and list(gradients) == [w, unreached, used]
     frozen.requires_grad, w.requires_grad = True, False  # on the same tape
-    gradients = s.backward(s.reduce_sum(s.mul(w, frozen)))
+    gradients = s.backward(loss := s.reduce_sum(s.mul(w, frozen)))
     assert gradients[frozen].numpy().tolist() == [[1.0, 2.0]] and w not in gradients
+    frozen.requires_grad = False  # after the loss was computed
+    assert list(s.backward(loss)) == [unreached, used]
 
 
 def test_no_grad(s):
@@ -340,8 +344,14 @@ def test_options():
     assert_raises_regex(ValueError, "fp32", Session, "cpu", matmul_precision="half")
     assert_raises_regex(ValueError, "'tpu'", Session, "tpu")
     assert_raises_regex(ValueError, "seed", Session, "cpu", seed=-1)
+    for given in ({"math": "fast"}, {"options": Options(math="fast")}):
+        assert_raises_regex(ValueError, "math: got 'fast' beside a Device", Session, tlrt.device("cpu"), **given)
     with Session(options=Options(device="cpu", requires_grad_by_default=False)) as s:
         assert not s.param([1.0]).requires_grad and copy.copy(s.options) == s.options
+    chosen = Options("spec", False, False, 3, True, "fp64", "fast", True)
+    for name, value in {**vars(Options()), "math": "reproducible"}.items():
+        with Session(options=chosen, **{name: value}) as s:
+            assert s.options == replace(chosen, **{name: value}), name
 
 
 def test_memory_stays_flat(s):
@@ -422,3 +432,5 @@ def test_no_integers_are_integers_of_any_type():
     for value in ([], (), range(0), Empty()):
         found = convert.uint32("op", "indices", value)
         assert found.size == 0 and found.dtype == np.uint32
+    odd, kinds = np.frombuffer(bytes(17), np.uint8)[1:], ((convert.float32, "f4"), (convert.uint32, "u4"))
+    assert all(function("op", "x", odd.view(kind)).flags.aligned for function, kind in kinds), "C reads no odd address"

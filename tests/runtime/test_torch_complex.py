@@ -80,6 +80,7 @@ def test_fourier_transforms(n: int, norm: str) -> None:
         lambda x: fft.irfft2(C(x), (3, n), norm=norm).contiguous(): half,
         lambda x: R(fft.fftn(x, norm=norm)).contiguous(): real,
         lambda x: R(fft.ifftn(C(x), norm=norm)).contiguous(): pairs,
+        lambda x: R(fft.fftn(torch.stack([C(x), C(x).conj()]), norm=norm)).contiguous(): pairs,
     }.items():
         check_route(compute, [x], one=False)
 
@@ -127,6 +128,17 @@ def test_wider_complex_numbers_are_left() -> None:
         with mode.reproducible() as report:
             found = compute()
         assert name in report.left and report.coverage == 0 and found.dtype in (torch.complex128, torch.float64)
+
+
+def test_options_without_a_route_count() -> None:
+    x, y, z = C(drawn(1, 3, 4, 2)), C(drawn(2, 4, 4, 2)), C(drawn(3, 4, 2))
+    calls: list[Any] = [lambda p=p: torch.linalg.vector_norm(x, p, 1) for p in (0, 1, 3, torch.inf, -torch.inf)]
+    calls += [lambda k=k: torch.addmm(z, x, y, beta=k, alpha=2.5 - k) for k in (0.5, 1, 1.5)]
+    calls += [lambda f=f: f(x, 0, dtype=torch.complex128) for f in (torch.sum, torch.mean)]
+    for compute in calls:
+        with mode.reproducible():
+            found = compute()
+        torch.testing.assert_close(found, compute())
 
 
 def test_errors_are_those_of_pytorch() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests import DEVICES
 from tests.runtime.torch_cases import ROUNDINGS, derivatives, drawn, mode, place, torch
+from tlspec.drawn import generator
 
 routes = pytest.importorskip("tlrt.torch.routes.base")
 determined = pytest.importorskip("tlrt.torch.routes.determined")
@@ -17,6 +18,7 @@ nn, F = torch.nn, torch.nn.functional
 aten = torch.ops.aten
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+FORMS = ("fits", "small", "meta", "strided", "over an operand", "is an operand")
 #: what draws, what takes complex numbers or operands of other shapes, and layers, which take other types of weights than PyTorch
 OTHER = (
     "_fft_",
@@ -141,16 +143,7 @@ def test_results_are_written_where_pytorch_writes_them() -> None:
                 continue
             tried.add(operator._schema.name)
             shape = made[0][1]
-            for case in (
-                "fits",
-                "small",
-                *DTYPES[1:],
-                torch.int64,
-                "meta",
-                "strided",
-                "over an operand",
-                "is an operand",
-            ):
+            for case in (*FORMS, *DTYPES[1:], torch.int64):
                 runs = []
                 for block in (False, True):
                     values = [x.clone() if isinstance(x, torch.Tensor) else x for x in operands]
@@ -525,20 +518,41 @@ def test_a_block_begins_in_a_compiled_function() -> None:
 SEEN = torch.tensor([[True, False, True, True], [True, True, False, True], [True, True, True, True]])
 
 
-@pytest.mark.parametrize("how", [
-    {}, {"scale": 2.0}, {"is_causal": True}, {"attn_mask": SEEN}, {"attn_mask": SEEN, "scale": 0.3},
-    {"enable_gqa": True, "scale": 1.5},
-])  # fmt: skip
-def test_second_derivatives_of_attention(how: dict[str, Any]) -> None:
-    heads = 4 if "enable_gqa" in how else 2
-    operands = [drawn(1, 1, heads, 3, 5), drawn(2, 1, 2, 4, 5), drawn(3, 1, 2, 4, 5)]
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        expected = derivatives(lambda *qkv: F.scaled_dot_product_attention(*qkv, **how), [x.double() for x in operands])
-    with mode.reproducible(strict=True):
-        found = derivatives(lambda *qkv: F.scaled_dot_product_attention(*qkv, **how), operands)
-    assert len(found) == len(expected) == 8  # the result, three gradients, and their gradient by four
-    for mine, exact in zip(found, expected, strict=True):
-        assert (mine - exact).abs().max() <= ROUNDINGS * 2.0**-24 * max(exact.abs().max(), 1)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_attention_of_operands_of_any_form(dtype: Any) -> None:
+    """Any memory, leading axes, heads, lengths, masks and scales, which are drawn; two derivatives by all, a mask among them."""
+    draw = generator("attention", str(dtype))
+
+    def one_of(*values: Any) -> Any:
+        return values[draw.integers(len(values))]
+
+    for turn in range(36 if dtype == torch.float32 else 10):
+        heads = [4, *one_of((4, 4), (4, 4), (2, 2), (2, 2), (1, 1), (2, 4), (4, 2))]
+        lead, order = one_of((), (3,), (3,), (2, 3)), 1 + turn % 3 // 2
+        forms = [(*(one_of(n, n, 1) if k else n for n in lead), h) for k, h in enumerate(heads)]
+        given = []
+        for k, (form, rows, width) in enumerate(zip(forms, (3, 5, 5), (6, 6, one_of(6, 6, 4)), strict=True)):
+            by_rows = one_of(True, False)  # the heads of a row lie side by side
+            x = drawn(k, *form[:-1], *((rows, form[-1]) if by_rows else (form[-1], rows)), width).to(dtype)
+            given.append(x.transpose(-2, -3) if by_rows else x)
+        added = drawn(turn, *[one_of(n, 1) for n in (*lead, 4, 3, 5)][draw.integers(len(lead) + 2) :]).to(dtype)
+        mask = one_of(None, added, added > -0.5)
+        how: dict[str, Any] = {"scale": one_of(None, 0.3), "is_causal": mask is None and one_of(True, False)}
+        how["enable_gqa"] = heads != [4, 4, 4]
+        given += [added] if mask is added else []
+        kept = one_of(lambda t: t, torch.Tensor.detach)
+
+        def compute(q: Any, k: Any, v: Any, own: Any = None, mask: Any = mask, how: Any = how, kept: Any = kept) -> Any:
+            return F.scaled_dot_product_attention(q, k, v, mask if own is None else kept(own), **how).transpose(-2, -3)
+
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            expected = derivatives(compute, [x.double() for x in given], order)
+        with mode.reproducible(strict=True):
+            found = derivatives(compute, given, order)
+        for mine, exact in zip(found, expected, strict=True):
+            slack = 2 * ROUNDINGS * 2.0**-24 * max(1.0, float(exact.nan_to_num().abs().max()))
+            assert torch.allclose(mine.double(), exact, rtol=0, atol=slack, equal_nan=True)
 
 
 @pytest.mark.parametrize("mask", [None, SEEN, SEEN.float() * 0.5], ids=["none", "boolean", "added"])

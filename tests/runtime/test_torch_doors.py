@@ -32,8 +32,8 @@ STRIDES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def attention(x: Any) -> Any:
-    return F.scaled_dot_product_attention(x, x, x)
+def attention(x: Any, **how: Any) -> Any:
+    return F.scaled_dot_product_attention(x, x, x, **how)
 
 
 def flexible(x: Any) -> Any:
@@ -72,7 +72,7 @@ DOORS: dict[str, Any] = {
     "jacrev": lambda x: torch.func.jacrev(torch.tanh)(x),
     "jacrev of gelu": lambda x: torch.func.jacrev(F.gelu)(x),
     "hessian": lambda x: torch.func.hessian(lambda a: torch.tanh(a).sum())(x[0]),
-    "vmap": lambda x: torch.func.vmap(lambda a: F.scaled_dot_product_attention(*3 * [a]))(x.expand(2, 1, 2, 3, 3)),
+    "vmap": lambda x: torch.func.vmap(lambda a: attention(a, is_causal=True, scale=0.3))(x.expand(2, 1, 2, 3, 3)),
     "vmap of index_add": lambda x: torch.func.vmap(lambda a: a.index_add(0, torch.tensor([0, 0]), a[:2]))(x),
     "out of another shape": lambda x: torch.exp(x, out=torch.empty(0)) + torch.mm(x, x, out=torch.empty(0)),
     "a sum into out": lambda x: torch.sum(x, 0, out=torch.empty(0)),
@@ -103,6 +103,7 @@ DOORS: dict[str, Any] = {
     "attention of an imaginary part": lambda x: attention(torch.complex(x, x).conj().imag[None]),
     "counts of nothing": lambda x: torch.bincount(torch.zeros(0, dtype=torch.long), x[0, :0], 3),
     "counts of small integers": lambda x: torch.bincount(torch.tensor([1, 2, 2], dtype=torch.uint8), x[0]),
+    "a mask of uint8": lambda x: x.index_put((torch.tensor([1, 0, 1], dtype=torch.uint8),), x[:2], accumulate=True),
     "atan2 of mixed types": lambda x: torch.atan2(x, torch.tensor([1, 2, 3])) + torch.atan2(x.double(), x),
 }  # fmt: skip
 
@@ -351,15 +352,8 @@ def test_what_pytorch_refuses_is_refused(case: str) -> None:
 
 def test_binary_functions_keep_the_strides_of_the_first_of_their_shape() -> None:
     x = drawn(9, 3, 4).abs().T
-    cases = [
-        torch.atan,
-        torch.asin,
-        torch.exp2,
-        lambda a: torch.atan2(a, a),
-        lambda a: a**a,
-        lambda a: torch.atan2(a[:, :1], a),
-    ]
-    cases.append(lambda a: torch.exp(a.T[:, 1:]))
+    cases = [torch.atan, torch.asin, torch.exp2, lambda a: torch.atan2(a, a), lambda a: a**a]
+    cases += [lambda a: torch.atan2(a[:, :1], a), lambda a: torch.exp(a.T[:, 1:])]
     for case in cases:
         with mode.reproducible():
             found = case(x)

@@ -106,6 +106,9 @@ def test_cudnns_grids_are_those_of_others(device: str) -> None:
         y = F.grid_sample(*leaves, align_corners=True)
         direct = [torch.ops.aten.cudnn_grid_sampler(x, grid), *torch.ops.aten.cudnn_grid_sampler_backward(x, grid, g)]
         found = [y.detach(), *torch.autograd.grad(y, leaves, g.to(y.device))]
+        for i, wanted in enumerate(leaves):  # and each gradient is the same without the other
+            y = F.grid_sample(*(t if t is wanted else t.detach() for t in leaves), align_corners=True)
+            assert torch.equal(*torch.autograd.grad(y, wanted, g.to(y.device)), found[1 + i])
     assert all(torch.equal(a.cpu(), b) for a, b in zip(found, direct, strict=True))
 
 

@@ -32,14 +32,14 @@ SUMS: dict[str, Any] = {
     "scatter a number by add": lambda x, v: x.detach().scatter(0, PLACES, 1.5, reduce="add"),
     "index_add": lambda x, v: x.index_add(0, ROWS, v),
     "index_add of columns": lambda x, v: x.index_add(1, ROWS[:4] % 4, v, alpha=0.3),
-    "index_add in place": lambda x, v: x.clone().index_add_(0, ROWS, v),
+    "index_add in place": lambda x, v: x.clone().index_add_(0, ROWS, v, alpha=0.3),
     "index_add of few rows": lambda x, v: x.clone().index_add_(0, L(3, 3), v[:2], alpha=0.3),
     "index_add with int32": lambda x, v: x.index_add(0, ROWS.int(), v),
     "index_put": lambda x, v: x.index_put((ROWS, L(0, -1, 3, 0, 1)), v[:, 0], accumulate=True),
     "index_put of rows": lambda x, v: x.index_put((L(0, 4, -1, 0),), v[:4], accumulate=True),
     "index_put of columns": lambda x, v: aten.index_put(x, [None, L(0, 2, -2)], v[:, :3], True),
     "index_put of a mask": lambda x, v: x.index_put((ROWS > 0,), v[:3], accumulate=True),
-    "index_put with a mask beside": lambda x, v: x.index_put((ROWS > 0, L(1, 1, -3)), v[:3, 0], accumulate=True),
+    "index_put with a mask beside": lambda x, v: x.index_put((ROWS > 0, L([1], [-3])), v[:2, :3], accumulate=True),
     "index_put around an axis": lambda x, v: aten.index_put(
         x[None].repeat(2, 1, 1), [L(0, 0, 1), None, L(1, 1, 2)], v[:, :3].T, True),
     "index_put of a number": lambda x, v: x.index_put((ROWS, ROWS), v[0, 0], accumulate=True),
@@ -113,7 +113,10 @@ ALONG: dict[str, Any] = {
     "diff": lambda x, a: x.diff(dim=a), "norm": lambda x, a: torch.linalg.vector_norm(x, 3, a), "flip": lambda x, a: x.flip(a),
     "index_select": lambda x, a: x.index_select(a, L(1, 0, 1)), "index_add": lambda x, a: x.index_add(a, L(1), x.narrow(a, 0, 1)),
     "index_copy": lambda x, a: x.index_copy(a, L(1), x.narrow(a, 0, 1)), "gather": lambda x, a: x.gather(a, (x > 0).long()),
-    "scatter_add": lambda x, a: x.scatter_add(a, (x > 0).long(), x), "repeat": lambda x, a: x.repeat_interleave(L(2), a),
+    "scatter_add": lambda x, a: x.scatter_add(a, (x > 0).long(), x),
+    **{f"{how} at places": lambda x, a, how=how: x.scatter_reduce(a, (x.narrow(a, 0, 1) > 0).long(), x.narrow(a, 0, 1), how)
+       + x.index_reduce(a, L(1), x.narrow(a, 0, 1), how) for how in ("prod", "mean")},
+    "repeat": lambda x, a: x.repeat_interleave(L(2), a),
     "renorm": lambda x, a: x.renorm(2, a, 1.0), "normalize": lambda x, a: F.normalize(x, dim=a),
 }  # fmt: skip
 

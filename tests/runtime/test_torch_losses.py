@@ -65,7 +65,7 @@ CASES: dict[str, Any] = {
     "trapezoid": lambda x, y: torch.trapezoid(x, dim=1) + torch.cumulative_trapezoid(x)[:, 0],
     "cdist": lambda x, y: torch.cdist(x, y),
     "cdist, p = 1": lambda x, y: torch.cdist(x[None], y[None, :4], p=1),
-    "cdist, p = 3": lambda x, y: torch.cdist(x, y, p=3.0),
+    "cdist, p = 3": lambda x, y: torch.cdist(x.view(2, 1, 3, 6), y.view(1, 2, 3, 6), p=3.0),
     "cdist, p = inf": lambda x, y: torch.cdist(x, y, p=float("inf")),
     "pdist": lambda x, y: F.pdist(x),
     "pdist, p = 1": lambda x, y: F.pdist(x, 1.0),
@@ -107,6 +107,7 @@ def test_values_and_gradients(case: str, device: str) -> None:
         return [found, g, *(torch.autograd.grad(g.square().sum(), x, allow_unused=True) if twice else ())]
 
     x, y = drawn(1, 6, 6).to(place(device)), drawn(2, 6, 6).to(place(device))
+    y[0], y[1, 1:] = x[0], x[1, 1:]  # distances and differences that are 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with mode.reproducible(strict=True):
@@ -197,9 +198,10 @@ def test_powers_of_two_have_whole_logarithms() -> None:
 
 def test_rows_are_shortened() -> None:
     x = drawn(1, 6, 6)
-    with mode.reproducible(strict=True):
-        found = torch.renorm(x, 2, 0, 1.5)
-    near(found, torch.renorm(x.double(), 2, 0, 1.5), 8)
+    for p in (1, 2, 3.5, torch.inf):
+        with mode.reproducible(strict=True):
+            found = torch.renorm(x, p, 0, 1.5)
+        near(found, torch.renorm(x.double(), p, 0, 1.5), 8)
 
 
 @pytest.mark.parametrize("joined", [False, True])

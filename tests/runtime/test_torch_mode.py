@@ -210,15 +210,10 @@ CASES: dict[str, Any] = {
     "an axis taken whole in between": lambda x: x.view(2, 3, 6)[torch.tensor([0, 0, 1]), :, torch.tensor([1, 1, 5])],
     "powers of a number": lambda x: 2.0**x + torch.pow(3.0, x[0]),
     "softmax of columns": lambda x: x.softmax(0) + x.log_softmax(0),
-    "attention with a mask": lambda x: F.scaled_dot_product_attention(x.view(1, 2, 3, 6), x.view(1, 2, 3, 6), x.view(1, 2, 3, 6),
-                                                                     attn_mask=x[:3, :3]),
-    "attention with a boolean mask": lambda x: F.scaled_dot_product_attention(
-        x.view(1, 2, 3, 6), x.view(1, 2, 3, 6), x.view(1, 2, 3, 6), attn_mask=torch.tensor([[True, False, True]] * 3)),
     "attention of one tensor": lambda x: F.scaled_dot_product_attention(*3 * [x.view(1, 2, 3, 6)]),
     "keys and values that follow from queries": lambda x: (lambda q: F.scaled_dot_product_attention(q, q * 2, q.exp()))(
         x.view(1, 2, 3, 6)),
     "rms norm by what follows from its rows": lambda x: F.rms_norm(x, (6,), x.mean(0)) + F.rms_norm(x[0], (6,), x[0]),
-    "attention of three axes": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
     "nll of images": lambda x: F.nll_loss(x.view(1, 6, 2, 3), torch.tensor([[[0, 5, 1], [2, 3, 4]]]), weight=x[0].detach().abs()),
     "classes along an inner axis": lambda x: F.cross_entropy(x.view(2, 3, 6), torch.tensor([[0, 1, 2, 2, 1, 0]] * 2),
                                                              x[0, :3].detach(), ignore_index=1, reduction="none",
@@ -231,9 +226,6 @@ CASES: dict[str, Any] = {
                                      + torch.linalg.vector_norm(x[None], -torch.inf, (0, -1)),
     "numbers without axes": lambda x: x[0, 0].mean(0) + x[1, 1].softmax(0) + x[2, 2].sum(-1) + torch.linalg.vector_norm(x[3, 3]),
     "no elements": lambda x: of_no_elements(x),
-    "heads and a mask that broadcast": lambda x: F.scaled_dot_product_attention(
-        x.view(1, 2, 3, 6), x[None, None, :3], x[None, None, 3:], attn_mask=x[:3, :1].detach()),
-    "a mask of one column": lambda x: F.scaled_dot_product_attention(*3 * [x.view(1, 2, 3, 6)], attn_mask=x[:3, :1].detach()),
     "sums and products with factors": lambda x: torch.cat([
         add(y, *of, beta=beta, alpha=alpha).flatten() for beta in (0, 0.5, 1) for alpha in (1, 2) for add, of, ys in (
             (torch.addmm, (x, x), (x[0], x[:, :1], x)), (torch.addmv, (x, x[0]), (x[1], x[1, 1])),

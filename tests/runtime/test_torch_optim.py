@@ -17,8 +17,8 @@ nn = torch.nn
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "Adadelta": {"weight_decay": 0.1},
-    "Adagrad": {"lr_decay": 0.1},
-    "Adam": {"amsgrad": True, "weight_decay": 0.1},
+    "Adagrad": {"lr_decay": 0.1, "eps": 0.1},
+    "Adam": {"amsgrad": True, "weight_decay": 0.1, "betas": (0.5, 0.75), "eps": 0.1},
     "AdamW": {},
     "Adamax": {},
     "ASGD": {},
@@ -184,7 +184,7 @@ def test_gradients_are_scaled(fused: bool) -> None:
     def run() -> tuple[Any, list[float]]:
         w = nn.Parameter(drawn(1, 4, 5))
         optimizer = torch.optim.SGD([w], lr=0.1, fused=fused)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        scaler = torch.amp.GradScaler("cpu", 2.0**10, growth_factor=3.0, backoff_factor=0.25, growth_interval=2)
         scales = []
         for step in range(10):  # after the overflow the scale grows more than once
             optimizer.zero_grad()
@@ -248,12 +248,13 @@ def test_a_skipped_step_leaves_weights_and_states(kind: str) -> None:
     assert len(before) > len(weights) and equal(kept(), before)
 
 
+@pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("overflow", [0.0, 1.0])
-def test_a_skipped_step_leaves_the_gradient_scaled(overflow: float) -> None:
+def test_a_skipped_step_leaves_the_gradient_scaled(overflow: float, maximize: bool) -> None:
     def run() -> list[Any]:
         w, g, momentum = (drawn(i, 4, 5) for i in range(3))
         torch._fused_sgd_(
-            [w], [g], [momentum], weight_decay=0.0, momentum=0.9, lr=0.1, dampening=0.0, nesterov=False, maximize=False,
+            [w], [g], [momentum], weight_decay=0.0, momentum=0.9, lr=0.1, dampening=0.25, nesterov=False, maximize=maximize,
             is_first_step=False, grad_scale=torch.tensor(4.0), found_inf=torch.tensor(overflow),
         )  # fmt: skip
         return [w, g, momentum]

@@ -30,7 +30,7 @@ BAG = {**TABLE, "scale_grad_by_freq": FLAG if _WORDS.grad[2] == 1 else (False,),
 BATCH = {**EPS, "num_features": (4,), "momentum": (0.1, 0.5, None), "affine": FLAG, "track_running_stats": FLAG,
          "training": FLAG}  # fmt: skip
 STATES = {"input_size": (9,), "hidden_size": (5,), "num_layers": (1, 2), "bias": FLAG, "batch_first": FLAG,
-          "bidirectional": FLAG}  # fmt: skip
+          "bidirectional": FLAG, "dropout": (0.0, 1.0), "training": FLAG}  # fmt: skip
 CONV = {"in_channels": (4,), "out_channels": (8,), "dilation": (1, 2), "groups": (1, 2, 4), "bias": FLAG}
 PADDINGS = {"padding": (0, 1, 2, "same", "valid"), "padding_mode": ("zeros", "reflect", "replicate", "circular")}
 #: a layer -> its inputs, and the values of each of its options
@@ -91,11 +91,13 @@ for n, x in RANKS.items():  # some options differ by axis
     }  # fmt: skip
 
 
-def computed(layer: Any, inputs: list[Any], dtype: Any, penalty: bool, trained: bool) -> list[Any]:
-    """The results, their gradients along drawn directions, those of a penalty on these, and what the layer keeps afterwards."""
+def computed(layer: Any, inputs: list[Any], dtype: Any, penalty: bool, trained: bool, first: int = 0) -> list[Any]:
+    """The results, the gradients of those from `first` on along drawn directions, those of a penalty on these, and what the layer
+    keeps afterwards."""
     leaves = [x.to(dtype, copy=True).requires_grad_(trained) if x.is_floating_point() else x for x in inputs]
     results = [y for y in torch.utils._pytree.tree_leaves(layer(*[x.clone() for x in leaves])) if y is not None]
     heads, wanted = ([x for x in xs if x.requires_grad] for xs in (results, (*leaves, *layer.parameters())))
+    heads = heads[first % max(len(heads), 1) :]
     along = [drawn(90 + i, *y.shape).to(y) for i, y in enumerate(heads)]
     gradients = torch.autograd.grad(heads, wanted, along, allow_unused=True, create_graph=penalty) if heads else ()
     loss = [g.square().sum() for g in gradients if penalty and g is not None and g.requires_grad]
@@ -131,7 +133,7 @@ def test_options_of_layers_mean_what_they_mean_in_pytorch(name: str, device: str
             for i, p in enumerate(layer.parameters()):
                 p.data.copy_(drawn(50 + i, *p.shape))
                 p.requires_grad_(turn % 2 == 0 or bool(draw.integers(2)))
-            how = turn % 3 == 0, turn % 4 != 1
+            how = turn % 3 == 0, turn % 4 != 1, int(draw.integers(3))
             exact = computed(copy.deepcopy(layer).double(), list(inputs), torch.float64, *how)
         except (ValueError, RuntimeError):
             continue

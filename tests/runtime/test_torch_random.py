@@ -49,7 +49,8 @@ DRAWS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "dropout": (lambda x: F.dropout(x, 0.4) * 0.6, stats.bernoulli(0.6)),
     "dropout in place": (lambda x: F.dropout(x.clone(), 0.4, inplace=True) * 0.6, stats.bernoulli(0.6)),
     "native_dropout": (lambda x: torch.native_dropout(x, 0.4, True)[0] * 0.6, stats.bernoulli(0.6)),
-    "dropout of channels": (lambda x: F.dropout1d(x.view(1, -1, 1).repeat(1, 1, 3), 0.4)[0, :, 1] * 0.6, stats.bernoulli(0.6)),
+    "dropout of channels": (lambda x: F.dropout1d(x.view(-1, 4, 1).repeat(1, 1, 3), 0.4)[..., 1].flatten() * 0.6,
+                            stats.bernoulli(0.6)),
     "gamma": (lambda x: torch._standard_gamma(2.5 * x), stats.gamma(2.5)),
     "gamma below 1": (lambda x: torch._standard_gamma(0.2 * x), stats.gamma(0.2)),
     "gamma far": (lambda x: torch._standard_gamma(1e5 * x), stats.gamma(1e5)),
@@ -108,11 +109,13 @@ def test_draws_in_bfloat16_are_those_of_float32_rounded_once(name: str) -> None:
 
 def test_parameters_at_the_ends() -> None:
     """Draws that have one value, shares where each draw is below the smallest number, and what PyTorch refuses."""
+    x = torch.ones(9)
     with mode.reproducible(strict=True):
-        assert (
-            torch.poisson(torch.zeros(9)).eq(0).all()
-            and torch.binomial(torch.zeros(9), torch.full((9,), 0.3)).eq(0).all()
-        )
+        ones = [of(x).uniform_(1, 1), of(x).normal_(1, 0), of(x).bernoulli_(1.0), x - of(x).bernoulli_(0.0)]
+        ones += [torch.normal(*law) for law in ((1.0, 0 * x), (x, 0 * x), (x, 0.0))]
+        ones += [torch.ops.aten.native_dropout_backward(x, x > 0, 4.0) / 4]
+        ones += [torch.native_dropout(x, 0.5, False)[0], x - torch.poisson(0 * x), x - torch.binomial(0 * x, 0.3 * x)]
+        assert all(torch.equal(y, x) for y in ones)
         assert torch.equal(torch.binomial(torch.full((2,), 40.0), torch.tensor([0.0, 1.0])), torch.tensor([0.0, 40.0]))
         assert torch._standard_gamma(torch.tensor([0.0, 1e-30])).eq(torch.finfo(torch.float32).tiny).all()
         assert torch._standard_gamma(torch.tensor([torch.nan, -1.0])).isnan().all()
@@ -144,12 +147,14 @@ COLUMNS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_each_element_has_its_own_parameters(name: str) -> None:
-    draw, parameters, means, variances = COLUMNS[name]
+    draw, given, means, variances = COLUMNS[name]
     torch.manual_seed(7)
-    with mode.reproducible(strict=True):
-        found = draw(*(torch.tensor(p).expand(20, 50, 4) for p in parameters)).view(1000, 4).double()
-    assert ((found.mean(0) - torch.tensor(means)).abs() < 6 * (torch.tensor(variances) / 1000).sqrt()).all()
-    assert ((found.var(0) / torch.tensor(variances) - 1).abs() < 0.5).all()
+    for k in range(len(given)):  # the others broadcast
+        with mode.reproducible(strict=True):
+            found = draw(*(torch.tensor(p).expand(*((20, 50) if i == k else ()), 4) for i, p in enumerate(given)))
+        found = found.view(1000, 4).double()
+        assert ((found.mean(0) - torch.tensor(means)).abs() < 6 * (torch.tensor(variances) / 1000).sqrt()).all()
+        assert ((found.var(0) / torch.tensor(variances) - 1).abs() < 0.5).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -189,8 +194,15 @@ WRONG: dict[str, Any] = {
     "multinomial of NaN": lambda x: x.index_fill(1, torch.tensor(0), torch.nan).multinomial(1),
     "multinomial of none": lambda x: x.multinomial(0), "multinomial of more": lambda x: x.multinomial(4),
     "multinomial of three axes": lambda x: x[None].multinomial(1), "random_ from": lambda x: x.int().random_(3, 3),
-    "random_ beyond": lambda x: x.to(torch.uint8).random_(0, 300), "random_ below": lambda x: x.to(torch.uint8).random_(-1, 3),
-    "randperm": lambda x: torch.randperm(-1),
+    **{f"{kind} from {a} to {b}": lambda x, kind=kind, a=a, b=b: x.to(kind).random_(a, b) for kind, a, b in (
+        (torch.uint8, 0, 300), (torch.uint8, -1, 3), (torch.int8, -129, 3), (torch.int8, 128, None), (torch.float32, 2**24, None),
+        (torch.float16, 0, 65506), (torch.float16, -65505, 0))},
+    **{f"{kind} between {a} and {b}": lambda x, kind=kind, a=a, b=b: x.to(kind).uniform_(a, b) for kind, a, b in (
+        (torch.float16, 0, 65505), (torch.float16, -65505, 0), (torch.float32, -2e38, 2e38))},
+    **{f"{name} of integers": lambda x, name=name: getattr(x.long(), name)()
+       for name in ("uniform_", "normal_", "exponential_", "log_normal_", "cauchy_")},
+    **{f"randperm of {kind}": lambda x, kind=kind, n=n: torch.randperm(n, dtype=kind)
+       for kind, n in ((torch.int64, -1), (torch.uint8, 257), (torch.float16, 2050))},
 }  # fmt: skip
 
 
@@ -202,12 +214,8 @@ def test_parameters_that_are_refused(case: str) -> None:
 
 
 def test_masks_are_drawn_here() -> None:
-    masks = []
-    for dtype in (torch.float32, torch.bool, torch.int64):
-        torch.manual_seed(7)
-        with mode.reproducible(strict=True):
-            masks.append(torch.empty(50, dtype=dtype).bernoulli_(0.5))
-    assert torch.equal(masks[0], masks[1].float()) and torch.equal(masks[0], masks[2].float())
+    masks = [computed("bernoulli_", "cpu", kind).float() for kind in (torch.float32, torch.bool, torch.int64)]
+    assert torch.equal(masks[0], masks[1]) and torch.equal(masks[0], masks[2])
 
 
 #: draws with a generator of their own

@@ -84,33 +84,31 @@ def test_states_are_taken(kind: str) -> None:
     lead = layer.num_layers * (1 + layer.bidirectional)
     h = drawn(2, lead, 2, layer.proj_size or 7).requires_grad_()
     state = (h, drawn(4, lead, 2, 7).requires_grad_()) if isinstance(layer, nn.LSTM) else h
-    wide = (
-        tuple(t.detach().double().requires_grad_() for t in state)
-        if isinstance(state, tuple)
-        else h.detach().double().requires_grad_()
-    )
+    wide = torch.utils._pytree.tree_map(lambda t: t.detach().double().requires_grad_(), state)
     with mode.reproducible(strict=True):
         found = results(layer, x, state)
     for mine, theirs in zip(found, results(layer.double(), x.double(), wide), strict=True):
         near(mine, theirs)
 
 
-def penalty(layer: Any, x: Any) -> list[Any]:
+def penalty(layer: Any, x: Any, lengths: Any) -> list[Any]:
     """The gradient of a penalty on the gradient, where the first states follow from the input."""
-    like = layer(x)[1]
+    given = packed(x, lengths) if lengths else x
+    like = layer(given)[1]
     states = [x.mean() * torch.ones_like(h) for h in (like if isinstance(like, tuple) else (like,))]
-    y = flat(layer(x, tuple(states) if isinstance(like, tuple) else states[0]))[0]
-    (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    found = flat(layer(given, tuple(states) if isinstance(like, tuple) else states[0]))
+    (g,) = torch.autograd.grad(sum((i + 1) * y.square().sum() for i, y in enumerate(found)), x, create_graph=True)
     return list(torch.autograd.grad(g.square().sum(), [x, *layer.parameters()]))
 
 
+@pytest.mark.parametrize("lengths", [None, [1, 3]], ids=["whole", "packed"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_of_gradients_are_right(kind: str) -> None:
+def test_gradients_of_gradients_are_right(kind: str, lengths: Any) -> None:
     layer = made(kind)
     x = drawn(1, 3, 2, 5)
     with mode.reproducible(strict=True):
-        found = penalty(layer, x.clone().requires_grad_())
-    for mine, theirs in zip(found, penalty(layer.double(), x.double().requires_grad_()), strict=True):
+        found = penalty(layer, x.clone().requires_grad_(), lengths)
+    for mine, theirs in zip(found, penalty(layer.double(), x.double().requires_grad_(), lengths), strict=True):
         near(mine, theirs, 256)
 
 
@@ -151,9 +149,10 @@ def test_rows_do_not_depend_on_the_batch() -> None:
 
 def test_work_is_counted_in_operations() -> None:
     layer, x = nn.LSTM(5, 7), drawn(1, 4, 3, 5)
-    with mode.reproducible() as report:
-        layer(x)
-    assert report.here["lstm"].work == 2 * 12 * (28 * 5 + 28 * 7)
+    for rows, given in ((12, x), (8, packed(x, [4, 3, 1]))):
+        with mode.reproducible() as report:
+            layer(given)
+        assert report.here["lstm"].work == 2 * rows * (28 * 5 + 28 * 7)
     with mode.reproducible() as report:
         layer.double()(x.double())
     assert not report.left and report.here["addmm"].work >= 2 * 12 * (28 * 5 + 28 * 7)
@@ -164,22 +163,23 @@ def test_work_is_counted_in_operations() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_types_are_rounded_once(dtype: Any) -> None:
-    layer, x = made("LSTM").to(dtype), drawn(1, 4, 3, 5).to(dtype)
-    with torch.no_grad(), mode.reproducible(strict=True):
-        found = layer(x)[0]
-        expected = layer.float()(x.float())[0].to(dtype)
-    assert found.dtype == dtype and torch.equal(found, expected)
-
-
-def test_dropout_between_layers() -> None:
-    layer, x = nn.LSTM(5, 7, 2, dropout=0.5), drawn(1, 4, 3, 5)
+    """Results and last states; autocast does the same to the input, the states that are given and the weights."""
+    layer, x, state = made("LSTM").to(dtype), drawn(1, 4, 3, 5).to(dtype), 2 * (drawn(2, 1, 3, 7).to(dtype),)
     with mode.reproducible(strict=True):
-        runs = [(torch.manual_seed(s), layer(x)[0])[1] for s in (0, 0, 1)]
-    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+        runs, wide = [flat(layer(x, state))], (x.float(), 2 * (state[0].float(),))
+        expected = flat(layer.float()(*wide))
+        with torch.autocast("cpu", dtype):
+            runs.append(flat(layer(*wide)))
+            g = torch.autograd.grad(runs[1][0].sum(), layer.weight_hh_l0, retain_graph=True)
+        assert torch.equal(*g, *torch.autograd.grad(runs[1][0].sum(), layer.weight_hh_l0))
+    for found in runs:
+        assert all(y.dtype == dtype and torch.equal(y, e.to(dtype)) for y, e in zip(found, expected, strict=True))
 
 
-def test_types_that_differ_are_refused() -> None:
+def test_states_of_other_types_and_sizes_are_refused() -> None:
     cell = nn.LSTMCell(5, 7)
     state = 2 * (drawn(2, 3, 7).to(torch.bfloat16),)
     with mode.reproducible(), pytest.raises(RuntimeError, match="recurrent layer: got tensors of"):
         cell(drawn(1, 3, 5), state)
+    with mode.reproducible(), pytest.raises(RuntimeError, match="hx: got 1 rows, expected 3"):
+        cell(drawn(1, 3, 5), 2 * (drawn(2, 1, 7),))

@@ -135,6 +135,10 @@ def test_work_of_products_is_counted_wherever_it_is_done() -> None:
         a @ b
         a.cdouble() @ b.cdouble()
     assert report.here["mm"].work == report.remaining["mm"].work == 2 * 5 * 7 * 3 and report.coverage == 0.5
+    with mode.reproducible() as report:
+        a.cfloat() @ b.cfloat()
+        F.scaled_dot_product_attention(a[None], b.T[None], b.T[None])
+    assert report.here["mm"].work == 8 * 5 * 7 * 3 and report.here["scaled_dot_product_attention"].work == 4 * 5 * 7 * 3
 
 
 def test_other_threads_compute_as_ever() -> None:

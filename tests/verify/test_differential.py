@@ -147,7 +147,12 @@ def test_backward_of_a_result_is_compared_too():
         s.reset()
         return loss
 
-    for function, rows, result in ((plain, 2, True), (backward, 2, True), (gone, 0, False)):
+    def before(s):
+        backward(s)
+        s.reset()
+        s.reduce_sum(s.tanh(s.parameters["w"]))
+
+    for function, rows, result in ((plain, 2, True), (backward, 2, True), (gone, 0, False), (before, 2, False)):
         report = compare(function, ["spec", "cpu"])
         assert report.ok and set(report.results) == ({"spec", "cpu"} if result else set())
         assert sum(r.device == "cpu" and r.backward is not None for r in report.rows) == rows
@@ -156,6 +161,10 @@ def test_backward_of_a_result_is_compared_too():
     compare(plain, ["cpu"], progress=(lines := []).append)
     assert lines == ["cpu: step 0: 3 nodes"]
     assert compare(lambda s: "text", ["cpu"]).results == {}
+    twice = compare(lambda s: s.backward(backward(s), 0.0) and None, ["cpu"])
+    assert any(r.backward for r in twice.rows), "the worst is kept"
+    (begin,) = compare(lambda s: s.relu(s.input([np.nan, 1.0])), ["cpu"]).not_numbers
+    assert begin == "cpu: step 0, node 0: input"
 
 
 def test_a_view_of_other_bits_is_found():

@@ -12,7 +12,7 @@ from tlrt.verify.report import Failure, Report, Result, _format_number, describe
 
 def results() -> list[Result]:
     right = Result("relu", "relu", "elementwise", "forward", "cpu", "exact", 6, 60, 0.0, 0.0)
-    right.classes = {"empty": 1, "long": 0}
+    right.classes = {"empty": 2, "long": 0}
     wrong = Result("relu", "relu_bwd", "elementwise", "vjp", "cpu", "1 ulp", 7, 70, 1.5, 123.4, identical=False)
     wrong.failures = [Failure("relu_bwd", "cpu", "bound", f"case {i}", f"again {i}") for i in range(5)]
     return [right, wrong]
@@ -48,7 +48,10 @@ def test_failures_and_the_verdict() -> None:
         "     ... and 2 more failures of relu_bwd on cpu", "1 of 2 geometry classes were reached",
         "1 of 2 entry points FAILED: 13 cases on cpu in 1.2 s, seed 3",
     ]  # fmt: skip
-    report.results = report.results[:1]
+    assert "case 4" in summarise(report, 5) and "more failures" not in summarise(report, 5)
+    report.devices["cuda:0"] = "a GPU"
+    assert summarise(report).splitlines()[-1].startswith("1 on cpu of 2 entry points FAILED: 13 cases on cpu, cuda:0")
+    del report.devices["cuda:0"], report.results[1]
     assert report.ok and summarise(report).splitlines()[-1].startswith("all 1 entry points pass: 6 cases on cpu")
     report.results = []
     assert not report.ok
