@@ -1,14 +1,17 @@
 """Drawn graphs of one node: every operator of the importer has some, and tlrt gives what the standard says, from float64."""
 
 import re
+from contextlib import suppress
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 
 from bench import onnx_drawn
-from bench.onnx_draws import DRAWN
+from bench.onnx_draws import DRAWN, draw
 from bench.onnx_standard import EXPLAINED
 from tests import ROOT
+from tlrt.errors import UnavailableError
 from tlrt.onnx.graph import HOST, OPERATORS
 
 #: operators with graphs within, or with one result whatever their operands; other tests have them
@@ -32,6 +35,21 @@ def test_drawn_nodes_give_what_the_standard_says(op: str) -> None:
     found = onnx_drawn.campaign(count, 21, [op])
     assert found["nodes"] == count and not found["refused"]
     assert not [u for u in found["unexplained"] if u.startswith("tlrt")]
+
+
+@needs_onnx
+@pytest.mark.parametrize("op", DRAWN)
+def test_gradients_are_those_of_differences(op: str) -> None:
+    """In float64, so that a term that is missing is told from what rounding does."""
+    for k in range(2):
+        seed = (
+            25 if op == "GridSample" else 23
+        )  # which have both kinds of corners, and no place where a comparison turns
+        case = draw(op, [seed, k, list(DRAWN).index(op)])
+        with np.errstate(all="ignore"), suppress(UnavailableError):  # a gradient that there is not, and says so
+            every = (onnx_drawn.slopes(case, into) for into in onnx_drawn.INTO)
+            found, wanted, size = next((one for one in every if np.isfinite(one).all()), (0, 0, 0))
+            assert abs(found - wanted) <= 2.0**-15 * (size + abs(wanted)), case
 
 
 @needs_onnx

@@ -210,6 +210,9 @@ def test_errors_say_what_is_wrong() -> None:
         functions.gather_rows(x, x)
     with pytest.raises(TypeError, match=r"relu takes \(x\)$"):
         functions.relu(x, x)
+    y = np.eye(3, dtype=np.float32)  # by name and by place
+    named = functions.layer_norm(beta=y[0], gamma=y[1], eps=0.5, x=y)
+    assert np.array_equal(named, functions.layer_norm(y, y[1], y[0], 0.5))
     for again in ("x", "y"):
         with pytest.raises(TypeError, match=rf"relu takes \(x\): got {again} once too often"):
             functions.relu(x, **{again: x})

@@ -94,6 +94,10 @@ def test_batch_norm_refuses(s):
         assert_raises_regex(errors.ShapeError, "two elements or more", norm, s.zeros(bad), training=True)
     assert np.array_equal(norm.running_var.value, np.ones(3))
     assert_raises_regex(errors.ArgumentError, "momentum: got 2", nn.BatchNorm, s, 3, name="m", momentum=2)
+    for momentum in (0, 1):  # nothing moves, and what was is forgotten
+        norm = nn.BatchNorm(s, 3, name=f"m{momentum}", momentum=momentum)
+        norm(s.const(x := normals(4, 3) + 5), training=True)
+        assert np.allclose(norm.running_mean.value, momentum * x.mean(0), rtol=1e-6)
 
 
 def test_a_parameter_takes_a_value_over_from_the_device(s):
@@ -239,7 +243,8 @@ def test_pools_are_the_operations(s):
         nn.SmoothMaxPool((2, 3), beta=3)(x).numpy(), s.smooth_max_pool(x, (2, 3), (2, 3), 0, 3).numpy()
     )
     assert "kernel=(2,)" in repr(nn.MaxPool(2, rank=1))
-    assert_raises_regex(errors.ArgumentError, "rank: got 1, expected 2", nn.MaxPool, (2, 2), rank=1)
+    for rank in (1, 3):
+        assert_raises_regex(errors.ArgumentError, f"rank: got {rank}, expected 2", nn.MaxPool, (2, 2), rank=rank)
 
 
 def test_pools_act_on_the_last_axes(s):
@@ -272,7 +277,7 @@ def test_convolutions_of_any_rank(s):
     (lambda s: nn.Conv(s, 3, 2, 3, name="l"), (3, 2, 2)), (lambda s: nn.LayerNorm(s, 3, name="l"), (3, 4)),
     (lambda s: nn.MultiHeadAttention(s, 4, 2, name="l"), (3, 5)),
     (lambda s: nn.MambaBlock(s, 4, name="l"), (2, 3, 5)), (lambda s: nn.SelectiveScan(s, 4, name="l"), (3, 4)),
-    (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (2, 3, 4)),
+    (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (2, 3, 4)), (lambda s: nn.MambaBlock(s, 4, name="l"), (1, 2, 3, 4)),
     (lambda s: nn.SpectralConv1d(s, 4, 3, name="l"), (2, 8, 5)), (lambda s: nn.SpectralConv2d(s, 4, 3, name="l"), (4, 8, 8)),
     (lambda s: nn.SpectralConv2d(s, 4, 3, name="l"), (2, 4, 5, 8)),
     (lambda s: nn.SpectralConv2d(s, 4, 3, name="l"), (2, 3, 8, 8)),

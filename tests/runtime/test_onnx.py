@@ -79,11 +79,8 @@ CASES = {"perceptron": (perceptron, lambda: drawn(9, 4, 6)), "image net": (image
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_the_reference_evaluator(name: str, device: str) -> None:
     make, operand = CASES[name]
-    expected = (
-        pytest.importorskip("onnx.reference")
-        .ReferenceEvaluator(make())
-        .run(None, {make().graph.input[0].name: operand()})[0]
-    )
+    reference = pytest.importorskip("onnx.reference").ReferenceEvaluator(make())
+    expected = reference.run(None, {make().graph.input[0].name: operand()})[0]
     with tlrt.Session(device) as s:
         bound = importer.load(make()).bind(s)
         found = bound(operand()).numpy()

@@ -55,6 +55,7 @@ def test_schedules_with_warmup():
     rates = [schedules.warmup_stable_decay(k, peak=1.0, total=8, warmup=2, decay=4, final=0.5) for k in range(10)]
     assert rates == [0.5, 1, 1, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.5]
     assert [schedules.warmup_stable_decay(k, peak=1.0, total=2, warmup=0, decay=0) for k in range(2)] == [1.0, 1.0]
+    assert [schedules.warmup_stable_decay(k, peak=1.0, total=2, warmup=1, decay=1) for k in range(3)] == [1.0, 1.0, 0.0]
 
 
 def test_cosine_and_polynomial_rise_alike():

@@ -104,6 +104,8 @@ def test_other_names_are_listed_and_change_nothing(s: Session) -> None:
         assert_array_equal(array, before[name])
     for p in net.parameters():
         _ = p.mirror
+    more, said = {**net.state_dict(), "more": 1}, "missing: none; unexpected: more"
+    assert_raises_regex(errors.ArgumentError, said, net.load_state_dict, more)
     found = net.load_state_dict(state, strict=False)
     assert not net.stem.weight.mirror.released  # what is passed over keeps its buffer
     assert found == (["stem.weight", "blocks.1.3.weight"], ["extra.weight", "blocks.num_batches_tracked"])

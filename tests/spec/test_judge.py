@@ -28,7 +28,7 @@ from tlspec.judge.arithmetic import arithmetic
 from tlspec.judge.blocks import ARRAY, blocks_of, independent_dimensions
 from tlspec.judge.example import Example
 from tlspec.judge.report import Finding
-from tlspec.judge.shrink import resized
+from tlspec.judge.shrink import resized, shrink
 from tlspec.judge.trial import Trial, quantised
 from tlspec.ops import attention, conv
 from tlspec.running import ErrorArray
@@ -328,14 +328,12 @@ def test_what_a_kernel_does_not_support_is_no_failure() -> None:
 
 def test_a_failure_shrinks() -> None:
     """To the least lengths, which no drawn case has."""
-    report = check(
-        lambda x: np.where(np.arange(x.shape[1]) == 37, 0, softmax(x)),
-        "softmax",
-        data="normal",
-        fail_fast=True,
-        **SMALL,
-    )
+    kernel = lambda x: np.where(np.arange(x.shape[1]) == 37, 0, softmax(x))
+    report = check(kernel, "softmax", data="normal", fail_fast=True, **SMALL)
     assert "; rows=1, cols=38'" in report.findings[0].repeat, report
+    case = resized(draw_case("softmax", 0, "normal", "small"), {"rows": 40, "cols": 60})
+    least = shrink(case, lambda c: c.values["cols"] > 4 and 2 * c.values["rows"] >= c.values["cols"])  # type: ignore[arg-type]
+    assert least.values == {"rows": 3, "cols": 5}, "each again where another became less"
 
 
 def test_a_smaller_case_has_the_first_elements_of_all_arrays() -> None:
@@ -401,27 +399,15 @@ def test_results_that_a_gradient_reads_are_rounded_once() -> None:
 
 
 def test_a_reference_of_ones_own_is_enough() -> None:
-    inputs = "x[rows, cols], weight[cols]; eps: float = 1e-6"
-    report = check(rms_norm, reference=rms_norm, inputs=inputs, data=["normal", "uniform", "integers"], **SMALL)
+    own = {"reference": rms_norm, "inputs": "x[rows, cols], weight[cols]; eps: float = 1e-6"} | SMALL
+    report = check(rms_norm, data=["normal", "uniform", "integers"], **own)
     assert report.ok, report
-    low = check(
-        lambda x, weight, eps: rms_norm(tf32(x), tf32(weight), eps),
-        reference=rms_norm,
-        inputs=inputs,
-        data="normal",
-        **SMALL,
-    )
+    low = check(lambda x, weight, eps: rms_norm(tf32(x), tf32(weight), eps), data="normal", **own)
     assert low.verdict == "fail"
-    wrong = check(lambda x, weight, eps: rms_norm(x, weight, 10 * eps), reference=rms_norm, inputs=inputs, **SMALL)
+    wrong = check(lambda x, weight, eps: rms_norm(x, weight, 10 * eps), **own)
     assert wrong.verdict == "fail"
-    fixed = check(
-        rms_norm,
-        reference=rms_norm,
-        inputs={"x": np.ones((3, 64)), "weight": np.ones(64), "eps": 1e-6},
-        data="normal",
-        **SMALL,
-    )
-    assert fixed.ok
+    given = {"x": np.ones((3, 64)), "weight": np.ones(64), "eps": 1e-6}
+    assert check(rms_norm, data="normal", **own | {"inputs": given}).ok
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +14,28 @@ from tests.spec.test_judge import softmax, softmax_vjp
 from tlspec import __main__ as command
 from tlspec import arrays
 from tlspec.__main__ import main
+from tlspec.draw.cases import draw_case
 from tlspec.judge import check, checking, commands
 from tlspec.judge.arithmetic import MIXED, arithmetic
+from tlspec.judge.kernel import Kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+FROZEN = type("Frozen", (arrays.NumPy,), {"mutable": False})("")
+
+
+def test_what_a_kernel_takes_follows_from_its_parameters() -> None:
+    """Names, with "=", where all that it demands are known. Without need no result is given that cannot be written."""
+    case, random = (draw_case(op, 0, "normal", "small") for op in ("rms_norm", "rand_uniform"))
+    words = ("x, /, gamma, eps", "a, *b", "x, **k", "rows, cols", "a, b, /, *, c=0", "x, gamma, y=3", "gamma, out=None")
+    names = ("x gamma eps", "x gamma eps", "=x", "x gamma", "x gamma", "=x =gamma", "=gamma =out")
+    for (text, wanted), library in itertools.product(zip(words, names, strict=True), (arrays.get("numpy"), FROZEN)):
+        found = Kernel(eval(f"lambda {text}: None"), library, case)
+        taken = wanted.replace(" =out", "" if library is FROZEN else " =out")
+        assert [*found.positional, *(f"={n}" for n in found.keywords)] == taken.split(), text
+        assert found.written == ["out"] * ("out" in taken)
+    assert Kernel(lambda n, key: None, FROZEN, random).keywords == {"n": "n", "key": "key"}
 
 
 def test_what_a_kernel_takes_and_returns() -> None:
@@ -26,9 +45,8 @@ def test_what_a_kernel_takes_and_returns() -> None:
                            ([1, 2, 3], "returned 3 results, expected 2: ps_out of shape (")):  # fmt: skip
         report = check(lambda ps, gs, vs, wrong=wrong: wrong, "momentum_step", isolate=False, case="0:normal:medium")
         assert report.findings[0].text.startswith(message)
-    frozen = type("Frozen", (arrays.NumPy,), {"mutable": False})("")
     with pytest.raises(ValueError, match="arrays cannot be written, so the kernel cannot take out"):
-        check(lambda x, out: None, "softmax", array=frozen, arguments="x, out")
+        check(lambda x, out: None, "softmax", array=FROZEN, arguments="x, out")
 
 
 @pytest.mark.parametrize(
@@ -141,12 +159,14 @@ COMMANDS: dict[str, tuple[Any, str, list[str]]] = {
 #: values of options that are neither any word nor a number; and options that say what becomes of a report
 VALUES = {"--reference": "numpy:log", "--shapes": "rows=4", "--fixed": "eps=2", "--length": "seq=3", "--set": "N=3"}
 WRITTEN = {"--json", "--html", "--hashes", "--help"}
+#: what a command says in one line
+WRONG = (ValueError, KeyError, ImportError, RuntimeError, TypeError)
 MEANT = {"--no-empty": "empty", "--in-process": "isolate", "--length": "lengths", "--set": "constants"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_of_a_command_is_passed_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each alone changes what is called, in the word of its name."""
+def test_every_option_of_a_command_is_passed_on(name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Each alone changes what is called, in the word of its name. What is wrong is said, with a status of its own."""
     module, function, needed = COMMANDS[name]
     calls: list[Any] = []
     options: dict[str, argparse.Action] = {}
@@ -154,7 +174,7 @@ def test_every_option_of_a_command_is_passed_on(name: str, monkeypatch: pytest.M
 
     def called(*given: Any, **words: Any) -> Any:
         calls.append((given, {k: v for k, v in words.items() if k != "progress"}))
-        raise ValueError("called")
+        raise WRONG[len(calls) % len(WRONG)]("called")
 
     def added(self: argparse.ArgumentParser, *words: Any, **more: Any) -> Any:
         found = add(self, *words, **more)
@@ -168,7 +188,9 @@ def test_every_option_of_a_command_is_passed_on(name: str, monkeypatch: pytest.M
         if not option.startswith("--") or option in WRITTEN:
             continue
         value = [] if action.nargs == 0 else [VALUES.get(option, "3" if action.type in (int, float) else "fp16")]
-        main([name, *needed, option, *value])
+        assert main([name, *needed, option, *value]) == 2 and ": called (test_judge_arg" in capsys.readouterr().err
+        for wrong in ("N", "N=", "N=x") if option in ("--length", "--set") else ():
+            assert main([name, *needed, option, wrong]) == 2 and f"{option}: got {wrong}," in capsys.readouterr().err
         word = MEANT.get(option, option.lstrip("-").replace("-", "_"))
         changed = {k for k, v in calls[-1][1].items() if v != calls[0][1].get(k)}
         assert calls[-1] != calls[0] and changed == ({word} if calls[-1][0] == calls[0][0] else set()), option

@@ -67,9 +67,11 @@ class Scaled:
 
 
 def closure(factor: float) -> Callable[..., Any]:
-    def kernel(x: np.ndarray, depth: int = 2) -> np.ndarray:
-        return kernel(x, depth - 1) if depth else twice(x) * np.float32(factor / 2)
+    def kernel(x: np.ndarray, depth: int = 2, *, by: float = 4.0) -> np.ndarray:
+        return kernel(x, depth - 1) if depth else twice(x) * np.float32(factor / by * known.two)
 
+    known: Any = kernel
+    known.two = 2
     return kernel
 
 
@@ -84,7 +86,7 @@ libm.sqrtf.argtypes, libm.sqrtf.restype = [ctypes.c_float], ctypes.c_float
 @pytest.mark.parametrize(("function", "wanted"), [
     (twice, [2, 4]), (lambda x: twice(x), [2, 4]), (closure(3), [3, 6]), (np.exp, np.exp(np.float32([1, 2]))),
     (functools.partial(np.power, 2), [2, 4]), (functools.partial(lambda a, x: x * np.float32(a), 4), [4, 8]),
-    (lambda x: np.vectorize(libm.sqrtf, otypes=[np.float32])(x), np.sqrt(np.float32([1, 2]))),
+    (lambda x, of=libm: np.vectorize(of.sqrtf, otypes=[np.float32])(x), np.sqrt(np.float32([1, 2]))),
 ])  # fmt: skip
 def test_functions_are_sent(function: Callable[..., Any], wanted: Any) -> None:
     assert np.array_equal(called(function), np.array([wanted], np.float32))
@@ -626,8 +628,14 @@ def test_an_error_that_every_call_makes_is_no_stale_result() -> None:
 
 
 def test_settings_of_pytorch_are_those_of_the_caller() -> None:
+    """Each alone, and back; that of deterministic algorithms imports much."""
     torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
+    library = arrays.get("torch")
+    before, others = (
+        library.settings(),
+        {"threads": 3, "precision": "high", "gradients": False, "tf32": False, "benchmark": True},
+    )
+    assert before.keys() == others.keys() | {"deterministic"}
 
     def kernel(x: Any) -> Any:
         import torch
@@ -635,6 +643,9 @@ def test_settings_of_pytorch_are_those_of_the_caller() -> None:
         return x * 0 + torch.get_num_threads()
 
     try:
+        for name, other in [*others.items(), *before.items()]:
+            library.apply({**before, name: other})
+            assert library.settings() == {**before, name: other}, name
         for threads in (1, 2):
             torch.set_num_threads(threads)
             runs = Apart(kernel, None, "torch")
@@ -642,7 +653,7 @@ def test_settings_of_pytorch_are_those_of_the_caller() -> None:
             assert result.patterns is not None and (result.patterns.view(np.float32) == threads).all()
             runs.close()
     finally:
-        torch.set_num_threads(before)
+        library.apply(before)
 
 
 def test_settings_that_a_call_changes() -> None:

@@ -122,6 +122,20 @@ def test_calls_of_a_program_are_recorded() -> None:
     (linear,) = recorded(lambda: model(x), registry.get("linear"))
     assert linear == {"outputs": 96, "inputs": 48, "batch": 35}
     assert recorded(lambda: (x @ x.mT, x @ x.mT), registry.get("bmm")) == [{"batch": 5, "m": 7, "n": 48, "p": 7}]
+    f, a, b, y = torch.nn.functional, torch.ones(3, 4), torch.ones(4, 5), torch.ones(2, 3, 4, 5)
+    heads = {"batch": 2, "heads": 3, "queries": 6, "d": 5, "kv_heads": 3, "keys": 4, "width": 5, "scale": 0.5}
+    given = (
+        (torch.ones(2, 3, 6, 5), y, y, torch.ones(1, 1, 6, 4)),
+        {"mask_batch": 1, "mask_heads": 1, "mask_queries": 6},
+    )
+    eps = [{"rows": 24, "cols": 5, "eps": e} for e in (0.25, 0.5)]
+    for op, function, wanted in (
+        ("matmul", lambda: torch.mm(a, b, out=torch.ones(3, 5)), [{"m": 3, "n": 4, "p": 5}]),
+        ("layer_norm", lambda: [f.layer_norm(y, [5], b[0], b[0], eps=each["eps"]) for each in eps], eps),
+        ("flash_attention", lambda: f.scaled_dot_product_attention(y, key=y, value=y), [{"batch": 6, "n": 4, "d": 5}]),
+        ("grouped_attention", lambda: f.scaled_dot_product_attention(*given[0], scale=0.5), [heads | given[1]]),
+    ):
+        assert recorded(function, registry.get(op)) == wanted, op
     with pytest.raises(ValueError, match="no call of gelu .*called were .*linear"):
         recorded(lambda: model(x), registry.get("gelu"))
     report = check(softmax, "softmax", shapes=lambda: model(x), cases={**NONE, "small": 2})

@@ -19,54 +19,55 @@ from tlspec.formats import FORMATS
 from tlspec.references.quantised import BLOCK
 
 F32 = np.float32
+Array = np.ndarray
 Kernel = Callable[..., Any]
 
 
-def sigmoid(x: np.ndarray) -> np.ndarray:
+def sigmoid(x: Array) -> Array:
     return F32(0.5) * (F32(1) + np.tanh(F32(0.5) * x))
 
 
-def add_norm(x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, eps: float) -> Any:
+def add_norm(x: Array, residual: Array, gamma: Array, eps: float) -> Any:
     total = x + residual
     scale = np.reciprocal(np.sqrt(np.mean(np.square(total), axis=1, keepdims=True, dtype=F32) + F32(eps)))
     return total * scale * gamma, total
 
 
-def add_norm_of_x(x: np.ndarray, residual: np.ndarray, gamma: np.ndarray, eps: float) -> Any:
+def add_norm_of_x(x: Array, residual: Array, gamma: Array, eps: float) -> Any:
     """The mean square is that of x."""
     return (x + residual) / np.sqrt(np.mean(np.square(x), axis=1, keepdims=True) + F32(eps)) * gamma, x + residual
 
 
-def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+def swiglu(gate: Array, up: Array) -> Array:
     return gate / (F32(1) + np.exp(-gate)) * up
 
 
-def swiglu_exchanged(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+def swiglu_exchanged(gate: Array, up: Array) -> Array:
     return up / (F32(1) + np.exp(-up)) * gate
 
 
-def geglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+def geglu(gate: Array, up: Array) -> Array:
     return F32(0.5) * gate * (F32(1) + np.tanh(F32(np.sqrt(2 / np.pi)) * (gate + F32(0.044715) * gate**3))) * up
 
 
-def geglu_by_sigmoid(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+def geglu_by_sigmoid(gate: Array, up: Array) -> Array:
     """The approximation x·σ(1.702 x)."""
     return gate / (F32(1) + np.exp(F32(-1.702) * gate)) * up
 
 
-def grouped(x: np.ndarray, w: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def grouped(x: Array, w: Array, ends: Array) -> Array:
     """Row by row."""
     of = np.searchsorted(ends, np.arange(len(x)), side="right")
     return np.einsum("ik,ikn->in", x, w[of]).astype(x.dtype)
 
 
-def grouped_one_late(x: np.ndarray, w: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def grouped_one_late(x: Array, w: Array, ends: Array) -> Array:
     """The first row of a group belongs to the group before."""
     of = np.searchsorted(ends, np.arange(len(x)), side="left")
     return np.einsum("ik,ikn->in", x, w[of]).astype(x.dtype)
 
 
-def experts(x: np.ndarray, w: np.ndarray, weight: np.ndarray, expert: np.ndarray) -> np.ndarray:
+def experts(x: Array, w: Array, weight: Array, expert: Array) -> Array:
     out = np.zeros((len(x), w.shape[2]), F32)
     for t in range(len(x)):
         for c, e in enumerate(expert[t]):
@@ -74,11 +75,11 @@ def experts(x: np.ndarray, w: np.ndarray, weight: np.ndarray, expert: np.ndarray
     return out
 
 
-def experts_without_weights(x: np.ndarray, w: np.ndarray, weight: np.ndarray, expert: np.ndarray) -> np.ndarray:
+def experts_without_weights(x: Array, w: Array, weight: Array, expert: Array) -> Array:
     return experts(x, w, np.ones_like(weight), expert)
 
 
-def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: int) -> np.ndarray:
+def attend(q: Array, k: Array, v: Array, scale: float, causal: int) -> Array:
     """A running maximum over blocks of keys."""
     rows, heads, _ = q.shape
     q, k, v = (x.transpose(1, 0, 2).repeat(heads // x.shape[1], axis=0) for x in (q, k, v))
@@ -96,16 +97,14 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: in
     return (sums / total).transpose(1, 0, 2)
 
 
-def varlen(q: np.ndarray, k: np.ndarray, v: np.ndarray, bounds: np.ndarray, causal: int, scale: float) -> np.ndarray:
+def varlen(q: Array, k: Array, v: Array, bounds: Array, causal: int, scale: float) -> Array:
     out = np.zeros(q.shape, F32)
     for a, b in itertools.pairwise(bounds):
         out[a:b] = attend(q[a:b], k[a:b], v[a:b], scale, causal)
     return out
 
 
-def varlen_over_the_bounds(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, bounds: np.ndarray, causal: int, scale: float
-) -> np.ndarray:
+def varlen_over_the_bounds(q: Array, k: Array, v: Array, bounds: Array, causal: int, scale: float) -> Array:
     """A sequence attends to those before it."""
     out = np.zeros(q.shape, F32)
     for a, b in itertools.pairwise(bounds):
@@ -113,53 +112,38 @@ def varlen_over_the_bounds(
     return out
 
 
-def paged(
-    q: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
-    table: np.ndarray,
-    filled: np.ndarray,
-    scale: float,
-    whole: bool = False,
-) -> np.ndarray:
+def paged(q: Array, keys: Array, values: Array, table: Array, filled: Array, scale: float) -> Array:
     out = np.zeros(q.shape, F32)
-    for b in range(len(q)):
+    for b, count in enumerate(filled.tolist()):
         k, v = (x[table[b]].reshape(-1, *x.shape[2:]) for x in (keys, values))
-        count = len(k) if whole else int(filled[b])
         if count:
             out[b] = attend(q[b : b + 1], k[:count], v[:count], scale, 0)[0]
     return out
 
 
 def paged_to_the_end_of_the_page(
-    q: np.ndarray, keys: np.ndarray, values: np.ndarray, table: np.ndarray, filled: np.ndarray, scale: float
-) -> np.ndarray:
-    return paged(
-        q,
-        keys,
-        values,
-        table,
-        np.minimum(-(-filled // keys.shape[1]) * keys.shape[1], table.shape[1] * keys.shape[1]),
-        scale,
-    )
+    q: Array, keys: Array, values: Array, table: Array, filled: Array, scale: float
+) -> Array:
+    page = keys.shape[1]
+    return paged(q, keys, values, table, np.minimum(-(-filled // page), table.shape[1]) * page, scale)
 
 
-def signed(patterns: np.ndarray) -> np.ndarray:
+def signed(patterns: Array) -> Array:
     return patterns.astype(np.uint8).view(np.int8)
 
 
-def int8(a: np.ndarray, b: np.ndarray, a_scale: np.ndarray, b_scale: np.ndarray) -> np.ndarray:
+def int8(a: Array, b: Array, a_scale: Array, b_scale: Array) -> Array:
     sums = signed(a).astype(np.int32) @ signed(b).astype(np.int32).T
     return sums.astype(F32) * np.outer(a_scale, b_scale)
 
 
-def int8_in_sixteen_bits(a: np.ndarray, b: np.ndarray, a_scale: np.ndarray, b_scale: np.ndarray) -> np.ndarray:
+def int8_in_sixteen_bits(a: Array, b: Array, a_scale: Array, b_scale: Array) -> Array:
     """Sums in 16-bit integers overflow."""
     sums = signed(a).astype(np.int16) @ signed(b).astype(np.int16).T
     return sums.astype(F32) * np.outer(a_scale, b_scale)
 
 
-def fp8(a: np.ndarray, b: np.ndarray, a_scale: np.ndarray, b_scale: np.ndarray) -> np.ndarray:
+def fp8(a: Array, b: Array, a_scale: Array, b_scale: Array) -> Array:
     a, b = (FORMATS["float8_e4m3fn"].decode(x.astype(np.uint8)).astype(F32) for x in (a, b))
     out = np.zeros((len(a), len(b)), F32)
     for at in range(a_scale.shape[1])[::-1]:
@@ -168,12 +152,12 @@ def fp8(a: np.ndarray, b: np.ndarray, a_scale: np.ndarray, b_scale: np.ndarray) 
     return out
 
 
-def fp8_with_one_scale(a: np.ndarray, b: np.ndarray, a_scale: np.ndarray, b_scale: np.ndarray) -> np.ndarray:
+def fp8_with_one_scale(a: Array, b: Array, a_scale: Array, b_scale: Array) -> Array:
     """The scale of the first block of a row stands for all."""
     return fp8(a, b, np.repeat(a_scale[:, :1], a_scale.shape[1], axis=1), b_scale)
 
 
-def top_k_top_p(logits: np.ndarray, k: int, p: float, strict: bool = False) -> np.ndarray:
+def top_k_top_p(logits: Array, k: int, p: float, strict: bool = False) -> Array:
     """How much likelier tokens add up to, found among the sorted ones."""
     e = np.exp(logits - logits.max(axis=1, keepdims=True))
     if 0 < k < logits.shape[1]:
@@ -189,12 +173,12 @@ def top_k_top_p(logits: np.ndarray, k: int, p: float, strict: bool = False) -> n
     return part / part.sum(axis=1, keepdims=True)
 
 
-def top_k_top_p_below(logits: np.ndarray, k: int, p: float) -> np.ndarray:
+def top_k_top_p_below(logits: Array, k: int, p: float) -> Array:
     """The token that crosses the threshold is left out."""
     return top_k_top_p(logits, k, p, strict=True)
 
 
-def renormalised(probs: np.ndarray, p: float) -> np.ndarray:
+def renormalised(probs: Array, p: float) -> Array:
     order = np.argsort(-probs, axis=1, kind="stable")
     ranked = np.take_along_axis(probs, order, 1)
     before = np.cumsum(ranked, axis=1, dtype=F32) - ranked
@@ -205,12 +189,12 @@ def renormalised(probs: np.ndarray, p: float) -> np.ndarray:
     return part / part.sum(axis=1, keepdims=True)
 
 
-def kept_as_they_are(probs: np.ndarray, p: float) -> np.ndarray:
+def kept_as_they_are(probs: Array, p: float) -> Array:
     """Without a new sum."""
     return np.where(renormalised(probs, p) > 0, probs, F32(0))
 
 
-def geglu_erf(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+def geglu_erf(gate: Array, up: Array) -> Array:
     wide = gate.astype(np.float64)
     near = np.abs(wide) < 30  # beyond it the tail is 0
     tail = np.frompyfunc(math.erfc, 1, 1)(np.where(near, -wide, 0) / math.sqrt(2)).astype(np.float64)
@@ -259,15 +243,8 @@ def test_thresholds_that_are_reached_exactly(p: float) -> None:
 
 
 HEADS = {"heads": 4, "kv_heads": 2}
-PAGES = {
-    **HEADS,
-    "batch": 2,
-    "page": 4,
-    "most": 2,
-    "pages": 3,
-    "table": np.array([[0, 2], [2, 1]]),
-    "filled": np.array([0, 8]),
-}
+PAGES = HEADS | {"batch": 2, "page": 4, "most": 2, "pages": 3}
+TABLE = {"table": np.array([[0, 2], [2, 1]]), "filled": np.array([0, 8])}
 #: a reference -> values that its checks accept, and what makes each of them refuse
 ENDS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]] = {
     "fused_add_rms_norm": ({"eps": 0.0}, [{"eps": 1e10}], [{"eps": -1e-30}, {"eps": np.nan}]),
@@ -283,7 +260,7 @@ ENDS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]
         + [{"total": 0, "count": 1, "bounds": np.zeros(1)}, {"kv_heads": 0}, {"kv_heads": 3}],
     ),
     "paged_attention": (
-        PAGES, [{"filled": np.array([8, 8])}],
+        PAGES | TABLE, [{"filled": np.array([8, 8])}],
         [{"filled": np.array([9, 0])}, {"table": np.array([[0, 3], [0, 0]])}, {"kv_heads": 0}, {"kv_heads": 3}],
     ),
     "int8_matmul": ({"k": 0}, [{"k": (2**31 - 1) // 127**2}], [{"k": (2**31 - 1) // 127**2 + 1}]),

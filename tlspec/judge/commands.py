@@ -103,13 +103,20 @@ def _invariance(args: argparse.Namespace) -> int:
     return _told(report, args.json)
 
 
+def _constant(word: str) -> tuple[str, Any]:
+    """The name and the value of NAME=N."""
+    name, _, value = word.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+        raise ValueError(f"--set: got {word}, expected NAME=N") from None
+
+
 def _task(args: argparse.Namespace) -> int:
     """Status 0 for the verdict pass, 1 for fail and blind, 2 for wrong arguments."""
     words = {w: getattr(args, w) for w in ("accumulate", "ulp", "products", "intermediate") if getattr(args, w)}
     try:
-        if wrong := [w for w in args.set if "=" not in w]:
-            raise ValueError(f"--set: got {wrong[0]}, expected NAME=N")
-        constants = {w.partition("=")[0]: ast.literal_eval(w.partition("=")[2]) for w in args.set}
+        constants = dict(map(_constant, args.set))
         data = args.data.split(",") if args.data else DATA
         report = check_task(args.task, args.submission, format=args.format, constants=constants, device=args.device,
                             dtype=args.dtype, data=data, cases=args.cases, case=args.case, **words)  # fmt: skip

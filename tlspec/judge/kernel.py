@@ -31,7 +31,7 @@ class Kernel:
 
     def __init__(
         self, function: Callable[..., Any] | Runs, arrays: Arrays | None, case: Case,
-        arguments: str | Adapter | None = None, out: str = "auto",
+        arguments: str | Adapter | None = None,
     ):  # fmt: skip
         adapter = arguments if callable(arguments) else None
         if callable(function):
@@ -51,11 +51,10 @@ class Kernel:
         self.adapter: Adapter | None = adapter
         self.positional: list[str] = []
         self.keywords: dict[str, str] = {}
-        writable = self.runs.mutable and out != "returned"
         if isinstance(arguments, str):
             self._read(arguments)
         elif self.adapter is None:
-            self._infer(self.runs.parameters, [*self.inputs, *params], writable)
+            self._infer(self.runs.parameters, [*self.inputs, *params])
         taken = {*self.positional, *self.keywords.values()}
         self.written = [o for o in self.outputs if o in taken and o not in self.inputs]
         if self.written and not self.runs.mutable:
@@ -74,21 +73,22 @@ class Kernel:
             else:
                 self.positional.append(name)
 
-    def _infer(self, parameters: Parameters | None, order: Sequence[str], writable: bool) -> None:
-        """Names where all that the function demands are known, else positions."""
+    def _infer(self, parameters: Parameters | None, order: Sequence[str]) -> None:
+        """Names where all that the function demands are known, else positions. What cannot be written need not be given."""
         if parameters is None:  # a compiled function: all of them
             self.positional = list(order)
             return
         kinds = inspect.Parameter
         by_keyword = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
-        known = self.known | (set(self.outputs) if writable else set())
-        named = [name for name, kind, _ in parameters if kind in by_keyword]
+        known = self.known | set(self.outputs)
+        results = set() if self.runs.mutable else set(self.outputs) - set(self.inputs)
+        named = [name for name, kind, needed in parameters if kind in by_keyword and (needed or name not in results)]
         demanded = [
             (name, kind)
             for name, kind, needed in parameters
             if needed and kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
         ]
-        if named and all(name in known and kind is not kinds.POSITIONAL_ONLY for name, kind in demanded):
+        if named and all(name in known and kind != kinds.POSITIONAL_ONLY for name, kind in demanded):
             self.keywords = {name: name for name in named if name in known}
             missing = [n for n in self.inputs if n not in self.keywords]
             if len(missing) < len(self.inputs) or not self.inputs:

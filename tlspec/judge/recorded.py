@@ -20,7 +20,7 @@ FUNCTIONS = {
 
 def recorded(function: Callable[[], Any], op: Op) -> list[dict[str, Any]]:
     """The dimensions of the calls of a row's operation that a function without arguments makes, such as ``lambda: model(x)``,
-    each once. Raises ImportError without PyTorch, and ValueError where there is no call."""
+    with parameters that are given by name, each once. Raises ImportError without PyTorch, ValueError where there is no call."""
     torch = importlib.import_module("torch")
     mode = importlib.import_module("torch.overrides").TorchFunctionMode
     names = FUNCTIONS.get(op.name, (op.name,))
@@ -40,7 +40,7 @@ def recorded(function: Callable[[], Any], op: Op) -> list[dict[str, Any]]:
                 }
                 dims = dimensions(op, [tuple(x.shape) for x in tensors])
                 if dims is not None:
-                    found.setdefault(repr(dims), {**dims, **known})
+                    found.setdefault(repr((dims, known)), {**dims, **known})
             return func(*args, **(kwargs or {}))
 
     with torch.no_grad(), Recorder():

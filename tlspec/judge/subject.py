@@ -38,7 +38,7 @@ def subject_of(op: str | Op | None, reference: Callable[..., Any] | None, inputs
     signature = Signature.parse(text)
     # arrays of a reference are all in memory that the judge makes: float64 is a format here
     own = tuple(replace(a, kind="float64") if a.kind == "f64" else a for a in signature.inputs)
-    rows = next((a.dims[0] for a in signature.buffers if a.dims and not a.elementwise), "*")
+    rows = next((a.dims[0] for a in replace(signature, inputs=own).buffers if a.dims and not a.elementwise), "*")
     if not rows.startswith("*"):
         own = tuple(replace(a, below=a.below or rows) if a.kind in ("u32", "index") else a for a in own)
     name = op if isinstance(op, str) else getattr(reference, "__name__", "reference").strip("<>")
@@ -59,10 +59,11 @@ def _text_of(inputs: Mapping[str, Any]) -> str:
     arrays, params = [], []
     for name, value in inputs.items():
         if np.ndim(value) or isinstance(value, np.ndarray):
-            kind = "" if np.asarray(value).dtype.kind == "f" else ": u32"
+            kind = {"f": "", "b": ": bool"}.get(np.asarray(value).dtype.kind, ": u32")
             arrays.append(f"{name}{kind}[{', '.join(map(str, np.shape(value)))}]")
         else:
-            params.append(f"{name}: {'float' if isinstance(value, float) else 'u32'} = {value!r}")
+            real = isinstance(value, (float, np.floating))  # of NumPy's numbers the text is another
+            params.append(f"{name}: float = {float(value)!r}" if real else f"{name}: u32 = {int(value)}")
     return ", ".join(arrays) + ("; " + ", ".join(params) if params else "")
 
 
