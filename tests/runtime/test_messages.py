@@ -144,7 +144,8 @@ def test_axes_of_a_reduction(s: Session) -> None:
             assert_raises_regex(errors.TorchleanError, f"{name}: axis: got .*{said}", getattr(x, name), axis)
     assert_raises_regex(errors.ArgumentError, "max: axis: got 1, expected no axis", x.max, x, axis=1)
     assert_raises_regex(errors.ArgumentError, r"flip: axes: got \(0, -3\), expected no axis twice", s.flip, x, (0, -3))
-    assert_raises_regex(errors.ArgumentError, "vector_norm: p: .*at least 1", x.norm, 0.5)
+    for p in (0.5, -1, -np.inf, np.nan):
+        assert_raises_regex(errors.ArgumentError, "vector_norm: p: .*at least 1", x.norm, p)
     assert_raises_regex(errors.ShapeError, "amin: .*no empty axis", s.zeros((0, 2)).min)
 
 

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from tlspec.judge.arithmetic import arithmetic
 torch = pytest.importorskip("torch")
 
 from tlspec.judge.adapters import DATA, check_function, check_task  # noqa: E402
+from tlspec.judge.adapters.estimate import estimated  # noqa: E402
+from tlspec.judge.adapters.flashinfer import flashinfer  # noqa: E402
 from tlspec.judge.adapters.submission import Loaded  # noqa: E402
 from tlspec.judge.adapters.task import Task, _Judge  # noqa: E402
 from tlspec.judge.adapters.tracked import UnknownOperator, leaves, tracked  # noqa: E402
@@ -350,12 +353,37 @@ RUN = (
     ("source", "verdict"),
     [(RUN, "pass"), (RUN.replace("* w.float()).to(x.dtype)", ").to(x.dtype) * w"), "fail"), (RUN.replace(".add(eps)",
         ".add(1.0)"), "fail"),
-     (RUN.replace("run(x, w, eps)", "run(x, w, eps, out)").replace("return ", "out.copy_(").rstrip() + ")\n", "pass")],
+     *((RUN.replace("run(x, w, eps)", "run(x, w, eps, out)").replace("return ", way).rstrip() + ")\n", verdict)
+       for way, verdict in (("out.copy_(", "pass"), ("out.add_(", "fail"))),  # into memory that holds anything
+     ],
 )  # fmt: skip
 def test_flashinfer(tmp_path: Path, source: str, verdict: str) -> None:
     task, new = written(tmp_path, definition_json=json.dumps(DEFINITION), new_py=source)
     report = check_task(task, new, device="cpu")
     assert report.verdict == verdict, report
+
+
+@pytest.mark.parametrize("place", ["definitions/norm.jsonl", "workloads/norm.jsonl"])
+def test_workloads_of_a_definition(tmp_path: Path, place: str) -> None:
+    """Their lengths and numbers are tried, and lengths that are said outweigh them."""
+    lines = [{"axes": {"batch": n}, "inputs": {"eps": {"type": "scalar", "value": n / 8}}} for n in (5, 3)]
+    for folder in ("definitions", "workloads"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / place).write_text("\n".join(json.dumps({"workload": line}) for line in lines))
+    (tmp_path / "definitions/norm.json").write_text(json.dumps(DEFINITION))
+    (new,) = written(tmp_path, new_py=RUN)
+    for said, lengths in (({}, [5, 3]), ({"batch": 2}, [2, 2])):
+        task = flashinfer(tmp_path / "definitions/norm.json", new, said, "cpu", "")
+        given = [task.make(i) for i in range(task.cases)]
+        assert [x.shape[0] for x, _, _ in given] == lengths and [eps for _, _, eps in given] == [5 / 8, 3 / 8]
+
+
+def test_an_estimate_knows_errors_that_all_runs_share() -> None:
+    """Here that of a sum that loses one of the numbers, whatever its last bits are."""
+    task = SimpleNamespace(name="sum", modules=[], reference=lambda x: (x + 1.0) - 1.0)
+    x = torch.tensor([2.0**-40, 1.0, 1.0, 1.0, 1.0])
+    (found,) = estimated(torch, task, (x,), arithmetic(), lambda f, given: f(*given))
+    assert found.value[0] == 2.0**-40 < found.error[0] < 2.0**-36 < found.error[1] < 2.0**-19
 
 
 def test_a_solution_in_json(tmp_path: Path) -> None:

@@ -404,11 +404,11 @@ def check(
         arguments that makes the call.
     cases : int or mapping, optional
         How many small cases, or how many of each size: ``{"small": 24, "medium": 6, "edges": 8, "large": 1}``. Sizes that a
-        mapping leaves out are not tried.
+        mapping leaves out are not tried, nor are long axes that need them.
     data : str or sequence of str, optional
         The data classes (:mod:`tlspec.data`); by default the operation's.
     empty : bool
-        Whether lengths of 0 are tried.
+        Whether lengths of 0 are tried. Those that `reference` refuses are left out, and the report says so.
     seed : int
         The first seed of the drawn cases.
     case : str, optional
@@ -573,7 +573,7 @@ def check(
             continue
         drawn = cases_of[which]
         drawn += [
-            *seldom_drawn(drawn, empty),
+            *seldom_drawn(drawn, empty, cases),
             *path_cases(row, which, cases, data),
             *shaped_cases(row, which, shapes, data, seed),
         ]

@@ -106,10 +106,12 @@ def without_refused(cases: Sequence[Case]) -> tuple[list[Case], list[str]]:
     return taken, list(notes)
 
 
-def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
+def seldom_drawn(drawn: Sequence[Case], empty: bool, cases: Any = None) -> list[Case]:
     """Of small cases, one with each length alone 1 and, where `empty` cases are wanted, 0; with all lengths equal, in which
     exchanged axes go unnoticed by shape, odd ones and those of whole tiles; and with each axis long. Draws have these seldom or
-    by chance. What the row refuses is left out."""
+    by chance. What the row refuses is left out, and what is larger than the sizes that `cases` names."""
+    sizes = cases if isinstance(cases, Mapping) and "large" not in cases else {"large": 1}
+    limit = max(SIZES[size] for size in ("medium", *sizes))
     small = [c for c in drawn if c.size == "small" and not is_empty(c)]
     if not small or small[0].op.signature.lists:
         return []
@@ -141,7 +143,9 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
     # whole numbers choose an axis or a direction: of each choice that was drawn one case
     whole = [p.name for p in sig.params if p.kind == "u32"]
     several = list({tuple(c.values[n] for n in whole): c for c in reversed(small)}.values())[-LONGER:]
-    room = SIZES["large" if case.op.drawing.fixed else EDGES]  # what is fixed does not give way to a long axis
+    room = min(
+        limit, SIZES["large" if case.op.drawing.fixed else EDGES]
+    )  # what is fixed does not give way to a long axis
     longest: list[Case] = []
     for each in several:
         values = {n: v for n, v in lengths_of(each).items() if n in names}
@@ -152,15 +156,15 @@ def seldom_drawn(drawn: Sequence[Case], empty: bool) -> list[Case]:
         for n, i in itertools.product(lengths, range(min(places, LONGER))):
             longest += _first(each, (stretched(v, names, i, n) for v in (values, ones)), room)
         for i in range(min(places, LONGER) if each is several[0] and case.op.family != "user" else 0):
-            longest += _first(each, [stretched(ones, names, i, VOCABULARY)], SIZES["large"])
+            longest += _first(each, [stretched(ones, names, i, VOCABULARY)], limit)
     values = {n: v for n, v in lengths_of(case).items() if n in names}
     for i in range(len(places_of(dict(values), names)) if case.op.family != "user" else 0):
         beside = (_beside(values, names, i, n) for n in LONG_BESIDE)
-        found = _first(case, beside, SIZES["large"] * 3 // 2, LARGE_WORK)
-        longest += found or _first(case, _within(values, names, i), 8 * SIZES[EDGES])
+        found = _first(case, beside, limit * 3 // 2, LARGE_WORK)
+        longest += found or _first(case, _within(values, names, i), min(limit, 8 * SIZES[EDGES]))
     longest += [end for each in longest if (end := _at_the_end(each)) is not None]
     wanted = ((of, {**lengths_of(of), **lengths}) for of, lengths in chosen)
-    made = (resized(of, values) for of, values in wanted if _cheap(of.op, values))
+    made = (resized(of, values) for of, values in wanted if _cheap(of.op, values, min(limit, SIZES[EDGES])))
     return [*(c for c in made if c is not None), *longest]
 
 
