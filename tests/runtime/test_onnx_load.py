@@ -261,13 +261,14 @@ def test_a_loop_runs_until_its_condition_is_false() -> None:
 @pytest.mark.parametrize("made", [0, 1])
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 def test_a_scan_goes_either_way(given: int, made: int, axis: int) -> None:
-    """Along any axis, with two states and two inputs that go in opposite directions."""
+    """Along any axis, with two states and two inputs that go in opposite directions. What is usual need not be said."""
     kind = "float[2, 4]"
+    ways = f"scan_output_axes = [{axis}]," * (axis != 0) + f"scan_output_directions = [{made}]," * (made != 0)
     whole = onnx.parser.parse_model(f"""
     <ir_version: 9, opset_import: ["" : 17]>
     g ({kind} a, {kind} b, float[n, p, q] x, float[3, 2, 4] w) => ({kind} z, {kind} c, float[i, j, k] y) {{
       z, c, y = Scan <num_scan_inputs = 2, scan_input_axes = [{axis}, 0], scan_input_directions = [{given}, {1 - given}],
-        scan_output_axes = [{axis}], scan_output_directions = [{made}],
+        {ways}
         body = b ({kind} s, {kind} n, {kind} e, {kind} f) => ({kind} t, {kind} m, {kind} o) {{
           p = Mul(e, f)  t = Add(s, p)  m = Add(n, n)  o = Identity(t) }}> (a, b, x, w) }}""")
     x, w = np.random.default_rng(1).integers(-9, 9, (2, 3, 2, 4)).astype(np.float32)

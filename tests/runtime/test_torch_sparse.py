@@ -58,6 +58,7 @@ ROUTES: dict[str, Any] = {
     "a softmax": lambda x, y: stored(torch.sparse.softmax(listed(x), 1)) * y.T,
     "a softmax of columns": lambda x, y: stored(torch.sparse.log_softmax(listed(x), 0)) * y.T,
     "a softmax in rows": lambda x, y: stored(torch.sparse.softmax(rows(x), 1)) * y,
+    "a softmax far below 0": lambda x, y: stored(torch.sparse.softmax(listed(-256 * x.abs()), 1)) * y.T,
     "sums of rows": lambda x, y: stored(torch.sparse.sum(listed(x), 1)) * y[0],
     "products by element": lambda x, y: stored(listed(x).coalesce() * 3) * y.T,
 }

@@ -328,6 +328,7 @@ def test_gpumode(tmp_path: Path, body: str, verdict: str) -> None:
 def test_the_tests_of_task_yml() -> None:
     assert specs_of(YML) == [{"size": 127, "seed": 4242}, {"size": 64, "seed": 7, "flag": True, "name": "normal"}]
     assert specs_of(YML, "benchmarks") == [{"size": 1024, "seed": 31232}]
+    assert specs_of("tests:\n- size: 5  # odd\n# and\n- {'size': 3}\nmore:\n- size: 7\n") == [{"size": 5}, {"size": 3}]
     assert specs_of("tests:\n  - size: 5\n    seed: 3\n  - size: 6\n    seed: 4\nx: 1\n") == [
         {"size": 5, "seed": 3},
         {"size": 6, "seed": 4},

@@ -244,6 +244,8 @@ def test_ranges_of_addresses_tell_what_overlaps(writable: Arrays) -> None:
     assert writable.pointer_range(whole[1]) == (first + 16, first + 32)
     assert writable.pointer_range(whole[:, 1]) == (first + 4, first + 4 + 32 + 4)
     assert writable.pointer_range(whole[:0]) is None
+    if writable.library == "numpy":  # a reversed axis beside one that is not
+        assert writable.pointer_range(whole[::-1, ::2]) == (first, last - 4)
     other = writable.pointer_range(writable.make(np.zeros(12), FORMATS["float32"])) or (0, 0)
     assert other[1] <= first or last <= other[0]
 
