@@ -96,7 +96,7 @@ def test_a_right_kernel_passes_in_any_order_of_sums(kernel: Callable[..., Any], 
 @pytest.mark.parametrize(
     ("backward", "options"),
     [
-        (softmax_vjp, {"cases": {"small": 2, "large": 1}, "repeats": 50}),
+        (softmax_vjp, {"cases": {"small": 2, "large": 1}, "data": "normal", "repeats": 50}),
         (lambda x, g: softmax_vjp(softmax(x), g), SMALL),
     ],
 )
@@ -166,7 +166,8 @@ def test_lengths_that_belong_together_are_tried() -> None:
         return right * np.float32(Q.shape[1] <= 256 or Q.shape[2] < 32)
 
     for kernel, op in ((convolution, "conv2d"), (attend, "flash_attention")):
-        (found,) = check(kernel, op, isolate=False, sensitive=False, repeats=0, fail_fast=True).findings
+        options: dict[str, Any] = {"data": "normal", "sensitive": False, "repeats": 0, "isolate": False}
+        (found,) = check(kernel, op, fail_fast=True, **options).findings
         assert found.kind == "value"
         assert fails(kernel, op, isolate=False, case=address_in(found))
 
@@ -563,7 +564,8 @@ def test_beside_a_formula_that_gives_no_number_not_every_number_is_right(
 
 
 @pytest.mark.parametrize(("arguments", "status", "text"), [
-    (["softmax", "--op", "softmax"], 0, "pass"), (["wrong", "--op", "softmax"], 1, "fail"),
+    (["softmax", "--op", "softmax", "--data", "normal"], 0, "pass"),
+    (["wrong", "--op", "softmax", "--data", "normal"], 1, "fail"),
     (["shy", "--op", "softmax"], 1, "blind"),
     (["missing", "--op", "softmax"], 2, "no function or class missing"),
     (["softmax", "--op", "softmaxx"], 2, "did you mean softmax"), (["softmax"], 2, "which operation"),

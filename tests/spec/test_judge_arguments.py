@@ -40,7 +40,7 @@ def test_what_a_kernel_takes_follows_from_its_parameters() -> None:
 
 def test_what_a_kernel_takes_and_returns() -> None:
     """Results may have names, and not all arrays can be written."""
-    assert check(lambda x: {"out": softmax(x)}, "softmax", cases=4, data="normal", empty=False).ok
+    assert check(lambda x: {"out": softmax(x)}, "softmax", cases={"small": 4}, data="normal", empty=False).ok
     for wrong, message in (([[x] for x in "ab"], "ps_out: a list of 1, expected one array of shape ("),
                            ([1, 2, 3], "returned 3 results, expected 2: ps_out of shape (")):  # fmt: skip
         report = check(lambda ps, gs, vs, wrong=wrong: wrong, "momentum_step", isolate=False, case="0:normal:medium")
@@ -77,7 +77,7 @@ def test_references_of_other_arguments(inputs: str, reference: Callable[..., Any
     options: dict[str, Any] = {"reference": reference, "inputs": inputs, "cases": 4, "data": "uniform", "empty": False}
     right = lambda *a: np.asarray(reference(*a), np.float32)
     assert check(right, **options).ok
-    assert check(lambda *a: right(*a) + 1, **options).verdict == "fail"
+    assert check(lambda *a: right(*a) + 1, fail_fast=True, **options).verdict == "fail"
 
 
 #: what a line says in other words, or needs not: the case is that of the finding

@@ -67,6 +67,6 @@ def test_sums_of_fourteen_bits_pass_where_that_is_declared(name: str) -> None:
 
     options: dict[str, Any] = {"dtype": name, "out_dtype": "float32", "data": ["uniform", "normal"], "empty": False,
                                "cases": {"small": 16, "medium": 2, "edges": 2}, "repeats": 8}  # fmt: skip
-    assert check(kernel, "matmul", **options).verdict == "fail"
+    assert check(kernel, "matmul", fail_fast=True, **options).verdict == "fail"
     declared = check(kernel, "matmul", accumulate="fp8", **options)
     assert declared.ok, declared
