@@ -70,6 +70,9 @@ def test_windows_of_any_place() -> None:
                 causal,
             )
             s.reset()
+        for function in (s.scaled_dot_product_attention, s.attention):  # and with a scale of 0 all keys weigh the same
+            x = s.const(K[0, :, :4])
+            assert np.allclose(function(x, x, x, scale=0.0).numpy()[:, :1], K[0, :, :4].mean(1, keepdims=True))
 
 
 @pytest.mark.operations("grouped_attention")

@@ -53,6 +53,12 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
         heads(s, 2, mask=np.ones((3, 3), bool), causal=True),
     r"multi_head_attention: mask: got shape \(2, 3\) of bool": lambda s: heads(s, 2, mask=np.ones((2, 3), bool)),
     "cross_entropy: logits: got a scalar": lambda s: s.cross_entropy(s.const(1.0), 0),
+    r"^slice_range0: start \+ len: got 0 \+ -1": lambda s: s.slice_range0(s.zeros(6), 0, -1),
+    r"^reshape: shape: got \(-2, -3\), expected 6 elements": lambda s: s.reshape(s.zeros(6), (-2, -3)),
+    r"^masked_fill: mask: got shape \(2, 3\), expected one that broadcasts to \(1, 3\)": lambda s:
+        s.masked_fill(s.zeros((1, 3)), s.zeros((2, 3)), 1.0),
+    r"^where: mask: got shape \(2, 2\), expected one that broadcasts with \(2, 3\)": lambda s:
+        s.where(s.zeros((2, 2)), *(s.zeros((2, 3)),) * 2),
     r"slice_range0: x: got a scalar": lambda s: s.slice_range0(s.const(1.0), 0, 1),
     "max_pool2d.*: got 3 entries, expected 2": lambda s: s.max_pool2d(s.zeros((1, 1, 4, 4)), (2, 2, 2), 1),
     r"max_pool: x: got shape \(2, 4, 8, 8\), expected rank=2 with a batch or rank=3 without": lambda s:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tlspec import references, registry
-from tlspec.draw.cases import data_classes, draw_case, is_empty
+from tlspec import registry
+from tlspec.draw.cases import data_classes, draw_case
 from tlspec.formats import FORMATS
 from tlspec.judge.arithmetic import arithmetic
-from tlspec.judge.mutants import MUTANTS, sensitivity
+from tlspec.judge.mutants import MUTANTS
 from tlspec.judge.shrink import resized
 from tlspec.judge.trial import Trial
 from tlspec.signature import Array
@@ -62,12 +62,6 @@ def is_index(array: Array) -> bool:
 def test_a_mask_or_an_index_is_off_by_one_in_every_row_that_has_any(row: registry.Op) -> None:
     cases = (draw_case(row, seed, data, "small") for seed in range(20) for data in data_classes(row, "forward"))
     assert any(_differs(Trial(case, FORMATS["float32"], None)) for case in cases)
-
-
-def test_a_defect_of_one_of_two_results_is_caught() -> None:
-    drawn = (draw_case(references.find("fused_add_rms_norm"), seed, "normal", "small") for seed in range(6))
-    found = sensitivity([Trial(case, FORMATS["float32"], arithmetic()) for case in drawn if not is_empty(case)])
-    assert found["a wrong parameter"][0] == found["a wrong parameter"][1] > 2  # of which the sum knows nothing
 
 
 def _differs(trial: Trial) -> bool:
