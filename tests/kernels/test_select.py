@@ -174,6 +174,14 @@ def test_an_explained_product_has_the_elements_of_its_result(
         assert kind == "product" and m * p == elements and m * n * p == 3 * 5 * 7, result
 
 
+def test_strides_say_which_product_it_is() -> None:
+    """Whole matrices are those of bmm; B of all is one product of all rows, if no gaps lie between the matrices of A."""
+    strides = {"a_row": 8, "a_col": 1, "b_row": 12, "b_col": 1}
+    for a_batch, b_batch, batch, m, gaps in ((32, 96, 3, 4, None), (32, 0, 1, 12, None), (36, 0, 3, 4, [8, 12, 36, 0])):
+        forward, _ = module._bmm_strided(batch=3, m=4, n=8, p=12, **strides, a_batch=a_batch, b_batch=b_batch)
+        assert forward["out"] == module._product(batch, m, 8, 12, lay=gaps)
+
+
 def test_a_command_is_of_the_card_that_it_names(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
