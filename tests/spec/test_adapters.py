@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tlspec.__main__ import main
-from tlspec.judge.adapters.gpumode import specs_of
+from tlspec.judge.adapters.gpumode import gpumode, specs_of
 from tlspec.judge.arithmetic import arithmetic
 
 torch = pytest.importorskip("torch")
@@ -132,6 +132,14 @@ def test_a_submission_that_cannot_be_loaded(tmp_path: Path) -> None:
             check_task(task, new, constants={"batch_size": 3}, device="cpu", isolate=isolate)
     with pytest.raises(ValueError, match=r"ZeroDivisionError: division by zero \(new.py:2"):
         check_task(task, new, constants={"batch_size": 3}, device="cpu")
+
+
+@pytest.mark.parametrize(("function", "caller"), [("torch.softmax(", "forward"), ("torch.rand(", "get_inputs")])
+def test_a_task_that_raises_names_its_line(tmp_path: Path, capsys: Any, function: str, caller: str) -> None:
+    task, new = written(tmp_path, task_py=BENCH.replace(function, "lost("), new_py=new_model())
+    assert main(["task", str(task), "--with", str(new), "--device", "cpu", "--set", "batch_size=3"]) == 2
+    told = capsys.readouterr().err
+    assert "NameError: name 'lost' is not defined (task.py:" in told and f", in {caller}: return " in told
 
 
 def test_kernelbench_in_a_narrow_format(tmp_path: Path) -> None:
@@ -323,6 +331,8 @@ def test_gpumode(tmp_path: Path, body: str, verdict: str) -> None:
     report = check_task(tmp_path / "task", new, device="cpu")
     assert report.verdict == verdict, report
     assert sum(r.cases for r in report.rows) == 7  # two tests, three kinds of data, and one more of the first
+    told = gpumode(tmp_path / "task" / "task.yml", new, {"size": 5}, "cpu", "")
+    assert [[x.shape[0] for x in told.make(i)[0]] for i in range(told.cases)] == [[5, 5]] * 2
 
 
 def test_the_tests_of_task_yml() -> None:

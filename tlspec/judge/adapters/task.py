@@ -213,7 +213,7 @@ class _Judge:
         try:
             given = self.task.make(index)
         except Exception as error:
-            raise ValueError(f"{self.task.name}: its inputs: {type(error).__name__}: {error}") from error
+            raise ValueError(f"{self.task.name}: its inputs: {text_of(error)}") from error
         size = sum(x.numel() for x in leaves(self.torch, given))
         if size > MOST:
             raise ValueError(too_large(self.task.name, size))
@@ -270,7 +270,7 @@ class _Judge:
             with torch.no_grad():
                 own = self._named(self._called(self.task.reference, plain))
         except Exception as error:
-            raise ValueError(f"{self.task.name}: the reference: {type(error).__name__}: {error}") from error
+            raise ValueError(f"{self.task.name}: the reference: {text_of(error)}") from error
         changed = [not _same(a, b) for a, b in zip(leaves(torch, before), leaves(torch, plain), strict=True)]
         own = {name: x.detach().clone() for name, x in own.items()}
         try:
