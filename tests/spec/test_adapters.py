@@ -33,7 +33,7 @@ import torch
 import torch.nn as nn
 
 batch_size = 128
-features = 64
+features: int = 64
 
 class Model(nn.Module):
     def __init__(self, features):

@@ -33,20 +33,13 @@ def executed(path: Path, constants: Mapping[str, Any] = {}, replaced: Mapping[st
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    left = dict(constants)
-    for node in tree.body:
-        for target in getattr(node, "targets", []):
-            name = getattr(target, "id", "")
-            if name in left and isinstance(node, ast.Assign):
-                node.value = ast.copy_location(ast.parse(repr(left[name]), mode="eval").body, node.value)
-        if isinstance(node, ast.Assign) and any(getattr(t, "id", "") in left for t in node.targets):
-            for t in node.targets:
-                left.pop(getattr(t, "id", ""), None)
-    if left:
-        known = sorted(
-            {t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
-        )
-        raise ValueError(f"--set: got {next(iter(left))}, expected a name that {path.name} assigns: {', '.join(known)}")
+    first = {name: node for node in reversed(tree.body) for name in _names(node)}
+    if unknown := [name for name in constants if name not in first]:
+        known = ", ".join(sorted(first))
+        raise ValueError(f"--set: got {unknown[0]}, expected a name that {path.name} assigns: {known}")
+    for name, value in constants.items():
+        node: Any = first[name]
+        node.value = ast.copy_location(ast.parse(repr(value), mode="eval").body, node)
     for each in ast.walk(tree):
         if isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value in replaced:
             each.value = replaced[each.value]
@@ -58,6 +51,12 @@ def executed(path: Path, constants: Mapping[str, Any] = {}, replaced: Mapping[st
     linecache.checkcache(str(path))
     exec(compile(ast.fix_missing_locations(tree), str(path), "exec"), vars(module))
     return module
+
+
+def _names(node: ast.stmt) -> list[str]:
+    """The names to which a statement assigns one value."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [t.id for t in targets if isinstance(t, ast.Name)]
 
 
 def part(module: Any, names: Sequence[str], path: Path) -> Any:
